@@ -1,0 +1,1 @@
+//! Strict parsing of what a client sends.
