@@ -4,4 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod fence;
+pub mod lease;
 pub mod limit;
