@@ -1,0 +1,34 @@
+//! `INFO sluice`.
+
+use core::ffi::c_int;
+use std::ffi::CString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
+
+use redis_module::raw;
+
+use super::api;
+use crate::{MODULE, stats};
+
+/// What the server calls for INFO. It names the section after the module, and each field `sluice_…`.
+pub(super) unsafe extern "C" fn show(context: *mut raw::RedisModuleInfoCtx, _crashing: c_int) {
+    let shown = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the context is that of the running call; an empty name stands for the module's.
+        if unsafe { api!(RedisModule_InfoAddSection)(context, c"".as_ptr()) } != super::OK {
+            return; // another section was asked for
+        }
+        for (name, counter) in stats::COUNTERS {
+            let Ok(name) = CString::new(*name) else { continue };
+            // SAFETY: as above; the name outlives the call, which copies it.
+            unsafe { api!(RedisModule_InfoAddFieldULongLong)(context, name.as_ptr(), counter.load(Relaxed)) };
+        }
+        if let Ok(version) = CString::new(MODULE.version) {
+            // SAFETY: as above.
+            unsafe { api!(RedisModule_InfoAddFieldCString)(context, c"version".as_ptr(), version.as_ptr()) };
+        }
+    }));
+    if let Err(payload) = shown {
+        core::mem::forget(payload);
+        stats::bump(&stats::INTERNAL_ERRORS);
+    }
+}

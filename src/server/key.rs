@@ -1,0 +1,160 @@
+//! A key, opened.
+
+use core::ffi::c_char;
+use core::marker::PhantomData;
+use core::slice;
+use std::ptr::NonNull;
+
+use redis_module::raw;
+
+use super::{Call, Failure, OK, Text, absent, api};
+
+const READ: i32 = raw::REDISMODULE_READ as i32;
+const WRITE: i32 = raw::REDISMODULE_WRITE as i32;
+const EMPTY: i32 = raw::REDISMODULE_KEYTYPE_EMPTY as i32;
+const STRING: i32 = raw::REDISMODULE_KEYTYPE_STRING as i32;
+
+/// What a key holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content<'k> {
+    /// Nothing: there is no such key, or it has expired.
+    Nothing,
+    /// A string.
+    String(&'k [u8]),
+    /// Another type.
+    Other,
+}
+
+/// An opened key; dropped, it is closed. It lives no longer than the call that opened it.
+#[derive(Debug)]
+pub struct Key<'c> {
+    /// None: opened to read, and there is none.
+    raw: Option<NonNull<raw::RedisModuleKey>>,
+    call: PhantomData<&'c Call>,
+}
+
+impl<'c> Key<'c> {
+    pub(super) fn open(call: &'c Call, name: *mut raw::RedisModuleString, write: bool) -> Self {
+        let open = api!(RedisModule_OpenKey);
+        // SAFETY: context and name are those of the running command.
+        let raw = unsafe { open(call.context(), name, if write { READ | WRITE } else { READ }) };
+        Self { raw: NonNull::new(raw), call: PhantomData }
+    }
+
+    fn raw(&self) -> *mut raw::RedisModuleKey {
+        self.raw.map_or_else(|| absent("key"), NonNull::as_ptr)
+    }
+
+    /// What it holds. A short string that another client wrote is unpacked in memory by this, once.
+    #[inline]
+    pub fn content(&self) -> Content<'_> {
+        let Some(raw) = self.raw else { return Content::Nothing };
+        let (dma, mut len) = (api!(RedisModule_StringDMA), 0);
+        // SAFETY: the key is open.
+        let bytes = unsafe { dma(raw.as_ptr(), &raw mut len, READ) };
+        if bytes.is_null() {
+            return Content::Other;
+        }
+        if len == 0 {
+            // A key that holds nothing and one that holds an empty string look alike from here.
+            // SAFETY: the key is open.
+            return match unsafe { api!(RedisModule_KeyType)(raw.as_ptr()) } {
+                EMPTY => Content::Nothing,
+                STRING => Content::String(&[]),
+                _ => Content::Other,
+            };
+        }
+        // SAFETY: the server gave pointer and length of one allocation, which stays until the key is written to, and that
+        // takes `&mut self`.
+        Content::String(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), len) })
+    }
+
+    /// The absolute deadline in ms, or none.
+    #[inline]
+    pub fn deadline(&self) -> Option<i64> {
+        let raw = self.raw?;
+        // SAFETY: the key is open.
+        let deadline = unsafe { api!(RedisModule_GetAbsExpire)(raw.as_ptr()) };
+        (deadline >= 0).then_some(deadline)
+    }
+
+    /// Sets the deadline of a key that exists.
+    #[inline]
+    pub fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {
+        // SAFETY: the key is open for writing.
+        done(unsafe { api!(RedisModule_SetAbsExpire)(self.raw(), deadline) })
+    }
+
+    /// Makes a string of a key that holds nothing. Written this way it needs no unpacking later, and no byte too many.
+    #[inline]
+    pub fn create(&mut self, bytes: &[u8], deadline: i64) -> Result<(), Failure> {
+        // SAFETY: the key is open for writing.
+        done(unsafe { api!(RedisModule_StringTruncate)(self.raw(), bytes.len()) })?;
+        self.write(0, bytes)?;
+        self.set_deadline(deadline)
+    }
+
+    /// Writes over bytes of a string, in place; they must be there.
+    #[inline]
+    pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
+        let (dma, mut len) = (api!(RedisModule_StringDMA), 0);
+        // SAFETY: the key is open for writing.
+        let start = unsafe { dma(self.raw(), &raw mut len, WRITE) };
+        if start.is_null() || at.checked_add(bytes.len()).is_none_or(|end| end > len) {
+            return Err(Failure::Internal);
+        }
+        // SAFETY: `at + bytes.len() <= len`, the length of the allocation at `start`, which is the key's alone; `bytes` is ours.
+        unsafe { start.cast::<u8>().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Puts another string of any length in the place of the one that is there; the deadline stays.
+    pub fn replace(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        // SAFETY: the key is open for writing.
+        done(unsafe { api!(RedisModule_StringTruncate)(self.raw(), bytes.len()) })?;
+        self.write(0, bytes)
+    }
+
+    /// Puts a string there, whatever was there before, without a copy.
+    pub fn set(&mut self, text: &Text, deadline: i64) -> Result<(), Failure> {
+        // SAFETY: the key is open for writing; the server counts its own reference to the string.
+        done(unsafe { api!(RedisModule_StringSet)(self.raw(), text.raw()) })?;
+        self.set_deadline(deadline)
+    }
+
+    /// Removes the key.
+    #[inline]
+    pub fn delete(&mut self) -> Result<(), Failure> {
+        // SAFETY: the key is open for writing.
+        done(unsafe { api!(RedisModule_DeleteKey)(self.raw()) })
+    }
+}
+
+#[inline]
+const fn done(status: i32) -> Result<(), Failure> {
+    if status == OK { Ok(()) } else { Err(Failure::Internal) }
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw {
+            // SAFETY: opened once, closed once, within the call that opened it.
+            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
+        }
+    }
+}
+
+/// The bytes of a string of the server's, for as long as its owner lives.
+///
+/// # Safety
+/// `text` is a string object that lives, unchanged, for `'a`.
+pub(super) unsafe fn bytes<'a>(text: *const raw::RedisModuleString) -> &'a [u8] {
+    let mut len = 0;
+    // SAFETY: as the caller promised.
+    let start: *const c_char = unsafe { api!(RedisModule_StringPtrLen)(text, &raw mut len) };
+    if start.is_null() {
+        return &[];
+    }
+    // SAFETY: the server gave pointer and length of one allocation.
+    unsafe { slice::from_raw_parts(start.cast::<u8>(), len) }
+}

@@ -1,0 +1,50 @@
+//! The thin safe layer over the server's module API, and the only room that says `unsafe`.
+//!
+//! The server calls in on one thread at a time, under its global lock, and never while a callback of ours runs, so what is
+//! kept in statics here is never contended.
+
+mod call;
+mod clock;
+mod config;
+mod failure;
+mod info;
+mod key;
+mod load;
+mod log;
+mod register;
+mod replicate;
+mod text;
+
+pub use call::{Call, Command, Event};
+pub use config::Config;
+pub use failure::Failure;
+pub use key::{Content, Key};
+pub use load::Module;
+pub use register::{Entry, entry};
+pub use text::Text;
+
+use redis_module::raw;
+
+/// One function of the server's API, by its name there. [`load`] has seen that it exists; should one ever be missing all the
+/// same, the call panics, which the border turns into an error reply.
+macro_rules! api {
+    ($name:ident) => {{
+        #[allow(unused_unsafe, reason = "often called within a block that is unsafe for the call's own sake")]
+        // SAFETY: the table of functions is written once, before the module's load function runs, and only read since.
+        let function = unsafe { redis_module::raw::$name };
+        match function {
+            Some(function) => function,
+            None => $crate::server::absent(stringify!($name)),
+        }
+    }};
+}
+pub(crate) use api;
+
+#[cold]
+#[allow(clippy::panic, reason = "caught at the border; load refuses servers that lack a function")]
+fn absent(name: &str) -> ! {
+    panic!("the server has no {name}")
+}
+
+const OK: i32 = raw::REDISMODULE_OK as i32;
+const ERR: i32 = raw::REDISMODULE_ERR as i32;

@@ -1,0 +1,72 @@
+//! Strings of the server's that we own.
+
+use core::ffi::c_char;
+use core::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use redis_module::raw;
+
+use super::api;
+
+/// A string object of the server's: what a key can share without a copy.
+#[derive(Debug)]
+pub struct Text(NonNull<raw::RedisModuleString>);
+
+impl Text {
+    /// A new string object with these bytes.
+    pub fn new(bytes: &[u8]) -> Self {
+        let create = api!(RedisModule_CreateString);
+        // SAFETY: the bytes are valid for the call, which copies them; a null context means that we free it ourselves.
+        let raw = unsafe { create(ptr::null_mut(), bytes.as_ptr().cast::<c_char>(), bytes.len()) };
+        // The server ends itself rather than answer a null.
+        NonNull::new(raw).map_or_else(|| super::absent("memory"), Self)
+    }
+
+    /// For a call into the API that only borrows it or counts its own reference.
+    pub(super) const fn raw(&self) -> *mut raw::RedisModuleString {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        let free = api!(RedisModule_FreeString);
+        // SAFETY: `self` owns one reference and gives it back once.
+        unsafe { free(ptr::null_mut(), self.raw()) };
+    }
+}
+
+/// A string object that lives as long as the module is loaded, so that replicating it costs no copy.
+#[derive(Debug)]
+pub(super) struct Word {
+    bytes: &'static [u8],
+    raw: AtomicPtr<raw::RedisModuleString>,
+}
+
+impl Word {
+    pub const fn new(bytes: &'static [u8]) -> Self {
+        Self { bytes, raw: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// Makes the string, unless there is one.
+    pub fn make(&self) {
+        if self.raw.load(Relaxed).is_null() {
+            let text = ManuallyDrop::new(Text::new(self.bytes));
+            self.raw.store(text.raw(), Relaxed);
+        }
+    }
+
+    /// Gives it back; [`Word::make`] may make it again.
+    pub fn free(&self) {
+        if let Some(raw) = NonNull::new(self.raw.swap(ptr::null_mut(), Relaxed)) {
+            drop(Text(raw));
+        }
+    }
+
+    /// For a call into the API that only borrows it or counts its own reference.
+    #[inline]
+    pub fn raw(&self) -> *mut raw::RedisModuleString {
+        self.raw.load(Relaxed)
+    }
+}
