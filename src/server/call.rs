@@ -172,6 +172,20 @@ impl Call {
         refused
     }
 
+    /// `DEL key`, as a client would send it. No handle on a key that holds something may be open.
+    #[cold]
+    pub(super) fn delete_by_name(&self) -> Result<(), Failure> {
+        // SAFETY: the format names the arguments that follow; a reply that is not null is freed once.
+        unsafe {
+            let reply = api!(RedisModule_Call)(self.context, c"DEL".as_ptr(), c"!s".as_ptr(), self.key_name());
+            if reply.is_null() {
+                return Err(Failure::Internal);
+            }
+            api!(RedisModule_FreeCallReply)(reply);
+        }
+        Ok(())
+    }
+
     /// Tells watchers, client-side caches and listeners that the key has changed. To be called after the change.
     #[inline]
     pub fn changed(&self, events: &[Event]) {

@@ -1,7 +1,6 @@
 //! A key, opened.
 
 use core::ffi::c_char;
-use core::marker::PhantomData;
 use core::slice;
 use std::ptr::NonNull;
 
@@ -30,7 +29,7 @@ pub enum Content<'k> {
 pub struct Key<'c> {
     /// None: opened to read, and there is none.
     raw: Option<NonNull<raw::RedisModuleKey>>,
-    call: PhantomData<&'c Call>,
+    call: &'c Call,
 }
 
 impl<'c> Key<'c> {
@@ -38,7 +37,7 @@ impl<'c> Key<'c> {
         let open = api!(RedisModule_OpenKey);
         // SAFETY: context and name are those of the running command.
         let raw = unsafe { open(call.context(), name, if write { READ | WRITE } else { READ }) };
-        Self { raw: NonNull::new(raw), call: PhantomData }
+        Self { raw: NonNull::new(raw), call }
     }
 
     fn raw(&self) -> *mut raw::RedisModuleKey {
@@ -85,9 +84,23 @@ impl<'c> Key<'c> {
         done(unsafe { api!(RedisModule_SetAbsExpire)(self.raw(), deadline) })
     }
 
+    /// Makes room for a key that holds nothing.
+    ///
+    /// While writes are paused no key expires: it opens as if it held nothing, but it is still there, and to create it again
+    /// is an assertion in some servers. A client's own write meets that in `MULTI … CLIENT PAUSE … EXEC` only.
+    #[inline]
+    fn bury(&self) -> Result<(), Failure> {
+        // SAFETY: no preconditions; the key is open.
+        if unsafe { api!(RedisModule_AvoidReplicaTraffic)() == 0 || api!(RedisModule_KeyType)(self.raw()) != EMPTY } {
+            return Ok(());
+        }
+        self.call.delete_by_name()
+    }
+
     /// Makes a string of a key that holds nothing. Written this way it needs no unpacking later, and no byte too many.
     #[inline]
     pub fn create(&mut self, bytes: &[u8], deadline: i64) -> Result<(), Failure> {
+        self.bury()?;
         // SAFETY: the key is open for writing.
         done(unsafe { api!(RedisModule_StringTruncate)(self.raw(), bytes.len()) })?;
         self.write(0, bytes)?;
@@ -117,6 +130,7 @@ impl<'c> Key<'c> {
 
     /// Puts a string there, whatever was there before, without a copy.
     pub fn set(&mut self, text: &Text, deadline: i64) -> Result<(), Failure> {
+        self.bury()?;
         // SAFETY: the key is open for writing; the server counts its own reference to the string.
         done(unsafe { api!(RedisModule_StringSet)(self.raw(), text.raw()) })?;
         self.set_deadline(deadline)
