@@ -7,3 +7,4 @@ pub mod args;
 pub mod fence;
 pub mod lease;
 pub mod limit;
+pub mod queue;

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use redis_module::raw;
 
-use super::{Call, Failure, OK, Text, absent, api};
+use super::{Failure, OK, Site, Text, absent, api};
 
 const READ: i32 = raw::REDISMODULE_READ as i32;
 const WRITE: i32 = raw::REDISMODULE_WRITE as i32;
@@ -29,15 +29,15 @@ pub enum Content<'k> {
 pub struct Key<'c> {
     /// None: opened to read, and there is none.
     raw: Option<NonNull<raw::RedisModuleKey>>,
-    call: &'c Call,
+    site: &'c Site,
 }
 
 impl<'c> Key<'c> {
-    pub(super) fn open(call: &'c Call, name: *mut raw::RedisModuleString, write: bool) -> Self {
+    pub(super) fn open(site: &'c Site, write: bool) -> Self {
         let open = api!(RedisModule_OpenKey);
-        // SAFETY: context and name are those of the running command.
-        let raw = unsafe { open(call.context(), name, if write { READ | WRITE } else { READ }) };
-        Self { raw: NonNull::new(raw), call }
+        // SAFETY: context and name are valid.
+        let raw = unsafe { open(site.context, site.name, if write { READ | WRITE } else { READ }) };
+        Self { raw: NonNull::new(raw), site }
     }
 
     fn raw(&self) -> *mut raw::RedisModuleKey {
@@ -94,7 +94,7 @@ impl<'c> Key<'c> {
         if unsafe { api!(RedisModule_AvoidReplicaTraffic)() == 0 || api!(RedisModule_KeyType)(self.raw()) != EMPTY } {
             return Ok(());
         }
-        self.call.delete_by_name()
+        self.site.delete_by_name()
     }
 
     /// Makes a string of a key that holds nothing. Written this way it needs no unpacking later, and no byte too many.

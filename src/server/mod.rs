@@ -13,14 +13,16 @@ mod load;
 mod log;
 mod register;
 mod replicate;
+mod site;
 mod text;
 
-pub use call::{Call, Command, Event};
+pub use call::{Call, Command};
 pub use config::Config;
 pub use failure::Failure;
 pub use key::{Content, Key};
 pub use load::Module;
 pub use register::{Entry, entry};
+pub use site::{Event, Site};
 pub use text::Text;
 
 use redis_module::raw;

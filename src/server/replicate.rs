@@ -3,12 +3,14 @@
 //! Formats are chosen by price: an existing string (`s`) costs a tenth of bytes to copy (`b`), and the server's own number
 //! format (`l`) twice those.
 
+use redis_module::raw;
+
 use super::text::Word;
-use super::{Call, Failure, OK, Text, api};
+use super::{Failure, OK, Site, Text, api};
 
 static PXAT: Word = Word::new(b"PXAT");
 
-impl Call {
+impl Site {
     /// `SET key value PXAT deadline`.
     #[inline]
     pub fn replicate_set(&self, value: &[u8], deadline: i64) -> Result<(), Failure> {
@@ -17,10 +19,10 @@ impl Call {
         // SAFETY: the format names the arguments that follow, and all of them outlive the call.
         sent(unsafe {
             api!(RedisModule_Replicate)(
-                self.context(),
+                self.context,
                 c"SET".as_ptr(),
                 c"sbsb".as_ptr(),
-                self.key_name(),
+                self.name,
                 value.as_ptr(),
                 value.len(),
                 PXAT.raw(),
@@ -30,39 +32,23 @@ impl Call {
         })
     }
 
-    /// `SET key value PXAT deadline`, the value an argument of this call or a string that a key shares.
+    /// `SET key value PXAT deadline`, the value a string object that is shared and not copied.
     #[inline]
     pub fn replicate_set_text(&self, value: &Text, deadline: i64) -> Result<(), Failure> {
-        let mut digits = itoa::Buffer::new();
-        let deadline = digits.format(deadline);
-        // SAFETY: as above.
-        sent(unsafe {
-            api!(RedisModule_Replicate)(
-                self.context(),
-                c"SET".as_ptr(),
-                c"sssb".as_ptr(),
-                self.key_name(),
-                value.raw(),
-                PXAT.raw(),
-                deadline.as_ptr(),
-                deadline.len(),
-            )
-        })
+        self.replicate_set_raw(value.raw(), deadline)
     }
 
-    /// `SET key argument PXAT deadline`, with the caller's argument `index` as the value.
     #[inline]
-    pub fn replicate_set_argument(&self, index: usize, deadline: i64) -> Result<(), Failure> {
+    pub(super) fn replicate_set_raw(&self, value: *mut raw::RedisModuleString, deadline: i64) -> Result<(), Failure> {
         let mut digits = itoa::Buffer::new();
         let deadline = digits.format(deadline);
-        let value = self.argument(index).ok_or(Failure::Arity)?;
         // SAFETY: as above.
         sent(unsafe {
             api!(RedisModule_Replicate)(
-                self.context(),
+                self.context,
                 c"SET".as_ptr(),
                 c"sssb".as_ptr(),
-                self.key_name(),
+                self.name,
                 value,
                 PXAT.raw(),
                 deadline.as_ptr(),
@@ -79,10 +65,10 @@ impl Call {
         // SAFETY: as above.
         sent(unsafe {
             api!(RedisModule_Replicate)(
-                self.context(),
+                self.context,
                 c"SETRANGE".as_ptr(),
                 c"sbb".as_ptr(),
-                self.key_name(),
+                self.name,
                 at.as_ptr(),
                 at.len(),
                 bytes.as_ptr(),
@@ -97,7 +83,7 @@ impl Call {
         if by == 1 {
             // SAFETY: as above.
             return sent(unsafe {
-                api!(RedisModule_Replicate)(self.context(), c"INCR".as_ptr(), c"s".as_ptr(), self.key_name())
+                api!(RedisModule_Replicate)(self.context, c"INCR".as_ptr(), c"s".as_ptr(), self.name)
             });
         }
         let mut digits = itoa::Buffer::new();
@@ -115,10 +101,10 @@ impl Call {
         // SAFETY: as above.
         sent(unsafe {
             api!(RedisModule_Replicate)(
-                self.context(),
+                self.context,
                 command.as_ptr(),
                 c"sb".as_ptr(),
-                self.key_name(),
+                self.name,
                 number.as_ptr(),
                 number.len(),
             )
@@ -129,7 +115,7 @@ impl Call {
     #[inline]
     pub fn replicate_del(&self) -> Result<(), Failure> {
         // SAFETY: as above.
-        sent(unsafe { api!(RedisModule_Replicate)(self.context(), c"DEL".as_ptr(), c"s".as_ptr(), self.key_name()) })
+        sent(unsafe { api!(RedisModule_Replicate)(self.context, c"DEL".as_ptr(), c"s".as_ptr(), self.name) })
     }
 }
 

@@ -1,0 +1,324 @@
+//! Who waits for what: one queue a key, first come, first served.
+//!
+//! Pure: the clients are of any type, and time comes in as a number. Two clocks are told apart: timeouts run on a monotonic
+//! one (they are spans of the caller's patience), looks at a key on the server's (they are about its leases).
+//! Joining, leaving and being served cost O(log waiters); nothing walks a queue.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use slab::Slab;
+
+use crate::args::Mode;
+
+/// What a waiter asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// In which way.
+    pub mode: Mode,
+    /// The lease, in ms from the grant on.
+    pub ttl: u64,
+}
+
+/// One who waits.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Waiter<C> {
+    /// Who.
+    pub token: Arc<[u8]>,
+    /// What for.
+    pub ask: Ask,
+    /// When the wait began: monotonic ms.
+    pub since: i64,
+    /// When it ends without a grant: monotonic ms.
+    pub until: Option<i64>,
+    /// Whose reply is pending.
+    pub client: C,
+}
+
+/// A queue, as long as it is not empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueId(usize);
+
+/// A place in a queue. Places are numbered in the order they are taken, and no number comes twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    number: u64,
+    queue: QueueId,
+}
+
+impl Place {
+    /// The queue it is in.
+    #[must_use]
+    pub const fn queue(self) -> QueueId {
+        self.queue
+    }
+}
+
+/// The queue of the key is as long as it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// A waiter has its place.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Joined<C> {
+    /// Which.
+    pub place: Place,
+    /// The client that had waited there with the same token, and whose call has to be answered now.
+    pub displaced: Option<C>,
+}
+
+/// A waiter is out of its queue.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Left<C> {
+    /// Who left.
+    pub waiter: Waiter<C>,
+    /// Those behind a head that left may have waited for nothing else: the key should be looked at.
+    pub was_head: bool,
+}
+
+#[derive(Debug)]
+struct Queue<C> {
+    db: i32,
+    key: Arc<[u8]>,
+    waiting: BTreeMap<u64, Waiter<C>>,
+    places: HashMap<Arc<[u8]>, u64, RandomState>,
+    look: Option<i64>,
+}
+
+/// All queues of a server.
+#[derive(Debug)]
+pub struct Queues<C> {
+    queues: Slab<Queue<C>>,
+    by_key: BTreeMap<i32, HashMap<Arc<[u8]>, QueueId, RandomState>>,
+    timeouts: BTreeSet<(i64, Place)>,
+    looks: BTreeSet<(i64, QueueId)>,
+    last: u64,
+    waiting: usize,
+}
+
+impl<C> Default for Queues<C> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<C> Queues<C> {
+    /// Nobody waits.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            queues: Slab::new(),
+            by_key: BTreeMap::new(),
+            timeouts: BTreeSet::new(),
+            looks: BTreeSet::new(),
+            last: 0,
+            waiting: 0,
+        }
+    }
+
+    /// How many wait, for any key.
+    #[inline]
+    #[must_use]
+    pub const fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// The queue of a key, if anybody waits for it.
+    #[inline]
+    #[must_use]
+    pub fn find(&self, db: i32, key: &[u8]) -> Option<QueueId> {
+        if self.waiting == 0 {
+            return None;
+        }
+        self.by_key.get(&db)?.get(key).copied()
+    }
+
+    /// Database and key of a queue.
+    #[must_use]
+    pub fn key(&self, id: QueueId) -> Option<(i32, &Arc<[u8]>)> {
+        self.queues.get(id.0).map(|queue| (queue.db, &queue.key))
+    }
+
+    /// The queues of one database.
+    #[must_use]
+    pub fn of_db(&self, db: i32) -> Vec<QueueId> {
+        self.by_key.get(&db).map(|keys| keys.values().copied().collect()).unwrap_or_default()
+    }
+
+    /// All queues.
+    #[must_use]
+    pub fn all(&self) -> Vec<QueueId> {
+        self.by_key.values().flat_map(|keys| keys.values().copied()).collect()
+    }
+
+    /// How many wait in a queue.
+    #[must_use]
+    pub fn len(&self, id: QueueId) -> usize {
+        self.queues.get(id.0).map_or(0, |queue| queue.waiting.len())
+    }
+
+    /// Does nobody wait for anything?
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.waiting == 0
+    }
+
+    /// Those who wait in a queue, the next one first.
+    pub fn waiters(&self, id: QueueId) -> impl Iterator<Item = &Waiter<C>> {
+        self.queues.get(id.0).into_iter().flat_map(|queue| queue.waiting.values())
+    }
+
+    /// Does this token wait in the queue?
+    #[must_use]
+    pub fn has(&self, id: QueueId, token: &[u8]) -> bool {
+        self.queues.get(id.0).is_some_and(|queue| queue.places.contains_key(token))
+    }
+
+    /// Takes the last place in the queue of a key; a token that has a place keeps it, and only what it asks for changes.
+    ///
+    /// # Errors
+    /// [`Full`] if `most` wait there already. Nothing has changed then.
+    pub fn join(&mut self, db: i32, key: &[u8], most: usize, waiter: Waiter<C>) -> Result<Joined<C>, Full> {
+        let id = match self.find(db, key) {
+            Some(id) => id,
+            None if most == 0 => return Err(Full),
+            None => self.open(db, key),
+        };
+        let Some(queue) = self.queues.get_mut(id.0) else { return Err(Full) };
+        if let Some(&number) = queue.places.get(&waiter.token) {
+            let place = Place { number, queue: id };
+            let until = waiter.until;
+            let displaced = queue.waiting.get_mut(&number).map(|there| {
+                let since = there.since;
+                core::mem::replace(there, Waiter { since, ..waiter })
+            });
+            if let Some(until) = displaced.as_ref().and_then(|old| old.until) {
+                self.timeouts.remove(&(until, place));
+            }
+            if let Some(until) = until {
+                self.timeouts.insert((until, place));
+            }
+            return Ok(Joined { place, displaced: displaced.map(|old| old.client) });
+        }
+        if queue.waiting.len() >= most {
+            return Err(Full);
+        }
+        self.last = self.last.wrapping_add(1);
+        let place = Place { number: self.last, queue: id };
+        if let Some(until) = waiter.until {
+            self.timeouts.insert((until, place));
+        }
+        queue.places.insert(Arc::clone(&waiter.token), place.number);
+        queue.waiting.insert(place.number, waiter);
+        self.waiting = self.waiting.saturating_add(1);
+        Ok(Joined { place, displaced: None })
+    }
+
+    fn open(&mut self, db: i32, key: &[u8]) -> QueueId {
+        let key: Arc<[u8]> = key.into();
+        let id = QueueId(self.queues.insert(Queue {
+            db,
+            key: Arc::clone(&key),
+            waiting: BTreeMap::new(),
+            places: HashMap::default(),
+            look: None,
+        }));
+        self.by_key.entry(db).or_default().insert(key, id);
+        id
+    }
+
+    /// The one who is next.
+    #[inline]
+    #[must_use]
+    pub fn head(&self, id: QueueId) -> Option<(Place, &Waiter<C>)> {
+        let (&number, waiter) = self.queues.get(id.0)?.waiting.first_key_value()?;
+        Some((Place { number, queue: id }, waiter))
+    }
+
+    /// Gives up a place: a timeout, a death, a grant.
+    pub fn leave(&mut self, place: Place) -> Option<Left<C>> {
+        let queue = self.queues.get_mut(place.queue.0)?;
+        let was_head = queue.waiting.first_key_value().is_some_and(|(&number, _)| number == place.number);
+        let waiter = queue.waiting.remove(&place.number)?;
+        queue.places.remove(&waiter.token);
+        self.waiting = self.waiting.saturating_sub(1);
+        if let Some(until) = waiter.until {
+            self.timeouts.remove(&(until, place));
+        }
+        if queue.waiting.is_empty() {
+            self.close(place.queue);
+        }
+        Some(Left { waiter, was_head })
+    }
+
+    fn close(&mut self, id: QueueId) {
+        let Some(queue) = self.queues.try_remove(id.0) else { return };
+        if let Some(look) = queue.look {
+            self.looks.remove(&(look, id));
+        }
+        if let Some(keys) = self.by_key.get_mut(&queue.db) {
+            keys.remove(&queue.key);
+            if keys.is_empty() {
+                self.by_key.remove(&queue.db);
+            }
+        }
+        if self.waiting == 0 {
+            // The last one out gives back what a rush had needed.
+            self.queues = Slab::new();
+        }
+    }
+
+    /// Gives up the place of a token.
+    pub fn leave_token(&mut self, id: QueueId, token: &[u8]) -> Option<Left<C>> {
+        let number = *self.queues.get(id.0)?.places.get(token)?;
+        self.leave(Place { number, queue: id })
+    }
+
+    /// When the key of a queue should be looked at next: server's ms.
+    pub fn look_at(&mut self, id: QueueId, when: Option<i64>) {
+        let Some(queue) = self.queues.get_mut(id.0) else { return };
+        if queue.look == when {
+            return;
+        }
+        if let Some(old) = queue.look {
+            self.looks.remove(&(old, id));
+        }
+        if let Some(new) = when {
+            self.looks.insert((new, id));
+        }
+        queue.look = when;
+    }
+
+    /// The next timeout, in monotonic ms.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<i64> {
+        self.timeouts.first().map(|&(until, _)| until)
+    }
+
+    /// The next look at a key, in the server's ms.
+    #[must_use]
+    pub fn next_look(&self) -> Option<i64> {
+        self.looks.first().map(|&(when, _)| when)
+    }
+
+    /// The places whose time is over at `now` (monotonic ms), the longest over first. They stay until they are left.
+    #[must_use]
+    pub fn timed_out(&self, now: i64) -> Vec<Place> {
+        self.timeouts.iter().take_while(|(until, _)| *until <= now).map(|&(_, place)| place).collect()
+    }
+
+    /// Takes out the queues whose keys should be looked at by `now` (server's ms). Each is due once: to be due again, it has
+    /// to be given another time.
+    pub fn due(&mut self, now: i64) -> Vec<QueueId> {
+        let mut due = Vec::new();
+        while let Some(&(when, id)) = self.looks.first() {
+            if when > now {
+                break;
+            }
+            self.look_at(id, None);
+            due.push(id);
+        }
+        due
+    }
+}

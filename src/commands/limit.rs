@@ -1,0 +1,172 @@
+//! RL.FIXED, RL.SLIDING, RL.BUCKET: what is allowed is decided in `sluice_core`; here the key is read, and the effect applied
+//! and replicated.
+
+use std::sync::atomic::AtomicU64;
+
+use sluice_core::limit::{Expiry, Verdict};
+use sluice_core::{args, bucket, fixed, sliding};
+
+use crate::server::{Call, Command, Content, Event, Failure, Key, Text};
+use crate::{spec, stats};
+
+/// The string a limiter's key holds, if it holds any.
+fn stored<'k>(key: &'k Key<'_>) -> Result<Option<&'k [u8]>, Failure> {
+    match key.content() {
+        Content::Nothing => Ok(None),
+        Content::String(value) => Ok(Some(value)),
+        Content::Other => Err(Failure::NoLimiter),
+    }
+}
+
+/// Counts and replies.
+fn answer(call: &Call, verdict: &Verdict, allowed: &AtomicU64, refused: &AtomicU64) {
+    stats::bump(if verdict.allowed { allowed } else { refused });
+    call.reply_verdict(verdict);
+}
+
+/// A limiter makes a key where there was none; only then does it need memory that a full server does not have.
+fn may_create(call: &Call) -> Result<(), Failure> {
+    if call.out_of_memory() { Err(Failure::OutOfMemory) } else { Ok(()) }
+}
+
+/// RL.FIXED.
+#[derive(Debug)]
+pub struct Fixed;
+
+impl Command for Fixed {
+    const SPEC: &'static spec::Command = &spec::RL_FIXED;
+
+    fn run(call: &Call) -> Result<(), Failure> {
+        let request = args::fixed(call)?;
+        let mut key = call.open();
+        let now = call.now_us().div_euclid(1000);
+        let found = stored(&key)?.map(|value| fixed::Found { value, expires_at: key.deadline() });
+        let (is_new, len) = (found.is_none(), found.map_or(0, |found| found.value.len()));
+        let decision = fixed::decide(found, now, &request)?;
+        match decision.effect {
+            fixed::Effect::Nothing => {}
+            fixed::Effect::Start { count, end } => {
+                let mut digits = itoa::Buffer::new();
+                let text = digits.format(count).as_bytes();
+                if is_new {
+                    may_create(call)?;
+                    key.create(text, end)?;
+                } else {
+                    key.replace(text)?;
+                    key.set_deadline(end)?;
+                }
+                call.replicate_set(text, end)?;
+                call.changed(&[Event::Set, Event::Expire]);
+            }
+            fixed::Effect::Add { count, by, end } => {
+                let mut digits = itoa::Buffer::new();
+                let text = digits.format(count).as_bytes();
+                if text.len() == len {
+                    key.write(0, text)?;
+                } else {
+                    key.replace(text)?;
+                }
+                call.replicate_incr(by)?;
+                if let Some(end) = end {
+                    key.set_deadline(end)?;
+                    call.replicate_deadline(end)?;
+                    call.changed(&[Event::IncrBy, Event::Expire]);
+                } else {
+                    call.changed(&[Event::IncrBy]);
+                }
+            }
+            fixed::Effect::MoveEnd { end } => {
+                key.set_deadline(end)?;
+                call.replicate_deadline(end)?;
+                call.changed(&[Event::Expire]);
+            }
+        }
+        answer(call, &decision.verdict, &stats::RL_FIXED_ALLOWED, &stats::RL_FIXED_REFUSED);
+        Ok(())
+    }
+}
+
+/// RL.SLIDING.
+#[derive(Debug)]
+pub struct Sliding;
+
+impl Command for Sliding {
+    const SPEC: &'static spec::Command = &spec::RL_SLIDING;
+
+    fn run(call: &Call) -> Result<(), Failure> {
+        let request = args::sliding(call)?;
+        let mut key = call.open();
+        let now = call.now_us().div_euclid(1000);
+        let stored = stored(&key)?;
+        let is_new = stored.is_none();
+        let decision = sliding::decide(stored, now, &request)?;
+        match &decision.effect {
+            sliding::Effect::Nothing => {}
+            sliding::Effect::Slot { at, bytes, expiry } => {
+                key.write(*at, bytes)?;
+                call.replicate_setrange(*at, bytes)?;
+                if moved(&mut key, expiry)? {
+                    call.replicate_deadline(expiry.set_to)?;
+                    call.changed(&[Event::SetRange, Event::Expire]);
+                } else {
+                    call.changed(&[Event::SetRange]);
+                }
+            }
+            sliding::Effect::Rebuild { value, expiry } => {
+                if is_new {
+                    may_create(call)?;
+                }
+                // A string of the exact length, which the key and the replication stream share.
+                let text = Text::new(value);
+                key.set(&text, expiry.set_to)?;
+                call.replicate_set_text(&text, expiry.set_to)?;
+                call.changed(&[Event::SetRange, Event::Expire]);
+            }
+        }
+        answer(call, &decision.verdict, &stats::RL_SLIDING_ALLOWED, &stats::RL_SLIDING_REFUSED);
+        Ok(())
+    }
+}
+
+/// RL.BUCKET.
+#[derive(Debug)]
+pub struct Bucket;
+
+impl Command for Bucket {
+    const SPEC: &'static spec::Command = &spec::RL_BUCKET;
+
+    fn run(call: &Call) -> Result<(), Failure> {
+        let request = args::bucket(call)?;
+        let mut key = call.open();
+        let now_us = call.now_us();
+        let stored = stored(&key)?;
+        let is_new = stored.is_none();
+        let decision = bucket::decide(stored, now_us, &request)?;
+        if let bucket::Effect::Store { value, expiry } = &decision.effect {
+            if is_new {
+                may_create(call)?;
+                key.create(value, expiry.set_to)?;
+                call.replicate_set(value, expiry.set_to)?;
+            } else {
+                key.write(0, value)?;
+                if moved(&mut key, expiry)? {
+                    call.replicate_set(value, expiry.set_to)?;
+                } else {
+                    call.replicate_setrange(0, value)?;
+                }
+            }
+            call.changed(&[Event::Set, Event::Expire]);
+        }
+        answer(call, &decision.verdict, &stats::RL_BUCKET_ALLOWED, &stats::RL_BUCKET_REFUSED);
+        Ok(())
+    }
+}
+
+/// Moves the deadline of a key whose present one may not stay; says whether it did.
+fn moved(key: &mut Key<'_>, expiry: &Expiry) -> Result<bool, Failure> {
+    if expiry.keeps(key.deadline()) {
+        return Ok(false);
+    }
+    key.set_deadline(expiry.set_to)?;
+    Ok(true)
+}
