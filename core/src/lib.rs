@@ -4,4 +4,5 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod fixed;
 pub mod limit;
