@@ -4,5 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod bucket;
 pub mod fixed;
 pub mod limit;

@@ -76,7 +76,6 @@ impl Expiry {
 
 /// First byte of a BUCKET state. Like [`SLIDING`] it occurs in no UTF-8 text and in no decimal number, so a limiter
 /// takes neither another's state nor a counter nor a text token for its own. FIXED stores bare decimals and needs none.
-#[allow(dead_code)]
 pub(crate) const BUCKET: u8 = 0xf5;
 /// First byte of a SLIDING log.
 #[allow(dead_code)]
