@@ -139,6 +139,35 @@ fn r9_the_key_lives_until_the_bucket_is_full_and_an_eighth_longer_at_most() {
 }
 
 #[test]
+fn r9_from_a_capacity_of_16_on_the_key_may_outlive_its_refill() {
+    for (capacity, deadline) in [(15, 15_000), (16, 18_000)] {
+        let mut k = Bucket::default();
+        k.call(0, &cost(bucket(capacity, 1, 1000), capacity));
+        assert_eq!(k.key.expires_at, Some(deadline));
+    }
+}
+
+#[test]
+fn a_state_with_nothing_used_is_as_new_whatever_its_time() {
+    let mut bytes = [0; SIZE];
+    bytes[0] = 0xf5;
+    bytes[1..8].copy_from_slice(&(10 * S).to_le_bytes()[..7]);
+    bytes[20] = 100;
+    let mut k = Bucket {
+        lazy: true,
+        ..Bucket::default()
+    };
+    k.key.set(&bytes, 20_000);
+    let b = bucket(5, 5, 20_000);
+    let v = k.call(5 * S, &b);
+    assert_eq!(
+        (v.remaining, v.reset_after),
+        (4, 4_000),
+        "not from the time it names"
+    );
+}
+
+#[test]
 fn r21_a_cost_above_the_capacity_is_never_and_changes_nothing() {
     let b = bucket(10, 1, 1000);
     let mut k = Bucket::default();
