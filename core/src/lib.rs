@@ -4,7 +4,9 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod bucket;
 pub mod fence;
+pub mod fixed;
 pub mod lease;
 pub mod limit;
 pub mod queue;

@@ -41,3 +41,42 @@ pub enum Refusal {
     /// RL.SLIDING's log has no room for one more entry: `ERR log full …`.
     LogFull,
 }
+
+/// What a limiter answers, and what its caller has to do to the key for the answer to hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision<E> {
+    /// The reply.
+    pub verdict: Verdict,
+    /// The one change to make, an outcome and never the call: replaying it later gives the same state.
+    pub effect: E,
+}
+
+/// The deadlines, in absolute milliseconds, a key may have after a write.
+///
+/// Moving a TTL costs two look-ups in the server and an argument in the AOF, so a key is given more time than it needs
+/// and keeps its deadline until that runs short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expiry {
+    /// The key must live until then: what it says still matters.
+    pub earliest: i64,
+    /// The deadline to set where the present one may not stay.
+    pub set_to: i64,
+    /// The key must be gone by then.
+    pub latest: i64,
+}
+
+impl Expiry {
+    /// May a key that expires at `current` (`None` = never) keep its deadline?
+    #[inline]
+    #[must_use]
+    pub fn keeps(&self, current: Option<i64>) -> bool {
+        current.is_some_and(|at| self.earliest <= at && at <= self.latest)
+    }
+}
+
+/// First byte of a BUCKET state. Like [`SLIDING`] it occurs in no UTF-8 text and in no decimal number, so a limiter
+/// takes neither another's state nor a counter nor a text token for its own. FIXED stores bare decimals and needs none.
+pub(crate) const BUCKET: u8 = 0xf5;
+/// First byte of a SLIDING log.
+#[allow(dead_code)]
+pub(crate) const SLIDING: u8 = 0xf6;

@@ -1,0 +1,404 @@
+//! RL.BUCKET: a bucket of `capacity` tokens that starts full and gains `refill` tokens a period, exactly.
+//!
+//! What is stored is not the level but what was *used* of it at the last admitted hit, as a fraction whose denominator is
+//! the period: `used = numerator / period`. In that unit (token × µs) both a cost and what accrues are whole numbers,
+//!
+//! ```text
+//! cost    -> cost × period
+//! accrued -> elapsed × refill
+//! level    = capacity - max(0, min(used, capacity) - elapsed × refill / period)
+//! ```
+//!
+//! so nothing is ever rounded but the reply, and no rate drifts. This is the token bucket of ITU-T I.371 / RFC 2697 with
+//! the subtraction the other way round. Used units are capped *before* time accrues: then a refusal, which writes
+//! nothing, cannot change what a later call sees, and whatever is stored, a token is there within one period.
+
+use crate::limit::{self, Expiry, NEVER, Refusal, Request, Verdict};
+
+/// Bytes of a stored state: magic 1, time 7 (µs), numerator 12 (token × µs), period 5 (ms), each little-endian.
+///
+/// A numerator is at most 10^12 × 3660 d = 3.17 × 10^26 < 2^89.
+pub const SIZE: usize = 25;
+
+/// The last moment a state can name: 2^56 - 1 µs, in the year 4253. Later is taken as then, and before 1970 as 1970.
+const LAST: i64 = (1 << 56) - 1;
+/// The longest period, 3660 days in ms.
+const MAX_PERIOD: u64 = 3660 * 86_400_000;
+/// The largest capacity.
+const MAX_UNITS: u64 = 1_000_000_000_000;
+/// From this capacity on a key may outlive its refill by an eighth.
+const COARSE: u64 = 16;
+/// The furthest expiry from now: 2^53 ms, 285,000 years. Servers take any positive 64-bit time, but add up the TTLs of
+/// their keys in 64 bits for an average, and many a client reads integers as doubles.
+const FAR: u64 = 1 << 53;
+
+/// What to do to the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: not a byte, not an event.
+    Nothing,
+    /// `SETRANGE key 0 value` where the key's TTL may stay, else `SET key value PXAT expiry.set_to`.
+    Store {
+        /// The new state.
+        value: [u8; SIZE],
+        /// Not before the bucket is full again (rounded up to ms), at most an eighth of the time to fill later; exact
+        /// for a capacity below 16.
+        expiry: Expiry,
+    },
+}
+
+/// The answer of RL.BUCKET and what to write for it.
+pub type Decision = limit::Decision<Effect>;
+
+/// Decides one call at `now_us`, absolute microseconds, on what is stored.
+///
+/// `retry_after` and `reset_after` are whole milliseconds, rounded up: a call at `now_us + retry_after × 1000` passes
+/// and one a millisecond earlier does not. Both saturate at `i64::MAX`.
+///
+/// # Errors
+///
+/// [`Refusal::Foreign`] if the value cannot be a state of a bucket.
+#[inline]
+pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<Decision, Refusal> {
+    let now = now_us.clamp(0, LAST).cast_unsigned();
+    let period = request.window.saturating_mul(1000);
+    let mut state = State {
+        time: now,
+        numerator: 0,
+        period: request.window,
+    };
+    if let Some(bytes) = stored {
+        state = State::decode(bytes).ok_or(Refusal::Foreign)?;
+    }
+    // From further ahead than a period (a clock set back, damage), or nothing used: as new.
+    if state.time.saturating_sub(now) > period || state.numerator == 0 {
+        state = State {
+            time: now,
+            numerator: 0,
+            period: request.window,
+        };
+    }
+    let span = Span {
+        elapsed: now.saturating_sub(state.time),
+        wait: state.time.saturating_sub(now),
+    };
+
+    let small = u64::try_from(state.numerator)
+        .ok()
+        .filter(|_| state.period == request.window)
+        .and_then(|used| reckon_small(used, span, period, request));
+    let level = match small {
+        Some(level) => level,
+        None => reckon_large(&state, span, period, request),
+    };
+
+    let retry_after = match level.allowed {
+        true => 0,
+        false if request.cost > request.limit => NEVER,
+        false => level.retry_after,
+    };
+    let verdict = Verdict {
+        allowed: level.allowed,
+        limit: request.limit,
+        remaining: level.remaining,
+        retry_after,
+        reset_after: whole_ms(level.full_in),
+    };
+    let effect = match level.after {
+        None => Effect::Nothing,
+        Some(numerator) => Effect::Store {
+            // A state from the future keeps its time, or what accrues until then would accrue twice.
+            value: State {
+                time: state.time.max(now),
+                numerator,
+                period: request.window,
+            }
+            .encode(),
+            expiry: expiry(now, level.full_in, request.limit),
+        },
+    };
+    Ok(Decision { verdict, effect })
+}
+
+/// A stored state, within its bounds.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// µs, of the last admitted hit.
+    time: u64,
+    /// Used units × period in µs.
+    numerator: u128,
+    /// ms; that of the call that stored this.
+    period: u64,
+}
+
+impl State {
+    #[inline]
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; SIZE] = bytes.try_into().ok()?;
+        let (head, rest) = bytes.split_first_chunk::<8>()?;
+        let (low, rest) = rest.split_first_chunk::<8>()?;
+        let (high, _) = rest.split_first_chunk::<4>()?;
+        let (_, tail) = bytes.split_last_chunk::<8>()?;
+
+        let head = u64::from_le_bytes(*head);
+        let high = u128::from(u32::from_le_bytes(*high)).wrapping_shl(64);
+        let state = State {
+            time: head.wrapping_shr(8),
+            numerator: high | u128::from(u64::from_le_bytes(*low)),
+            period: u64::from_le_bytes(*tail).wrapping_shr(24),
+        };
+        let sound = head & 0xff == u64::from(limit::BUCKET)
+            && (1..=MAX_PERIOD).contains(&state.period)
+            && state.numerator <= units(MAX_UNITS, state.period.saturating_mul(1000));
+        sound.then_some(state)
+    }
+
+    #[inline]
+    fn encode(&self) -> [u8; SIZE] {
+        let mut bytes = [0; SIZE];
+        let mut put = |at: usize, field: &[u8]| {
+            let end = at.saturating_add(field.len());
+            if let Some(to) = bytes.get_mut(at..end) {
+                to.copy_from_slice(field);
+            }
+        };
+        // From the back, so that whole words can be written: each covers what the one before put too far forward.
+        put(17, &self.period.wrapping_shl(24).to_le_bytes());
+        put(8, &low_twelve(self.numerator));
+        let magic = u64::from(limit::BUCKET);
+        put(0, &(self.time.wrapping_shl(8) | magic).to_le_bytes());
+        bytes
+    }
+}
+
+/// Where now lies from the time of the state, in µs; one of the two is 0.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// Now is so much later.
+    elapsed: u64,
+    /// Now is so much earlier: nothing accrues for so long.
+    wait: u64,
+}
+
+/// What a call finds, or leaves where it is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    allowed: bool,
+    remaining: u64,
+    /// ms
+    retry_after: i64,
+    /// µs
+    full_in: u128,
+    /// The numerator to store, if the call is charged.
+    after: Option<u128>,
+}
+
+/// The rule in 64 bits. `None` where a number might not fit.
+#[inline]
+fn reckon_small(used: u64, span: Span, period: u64, request: &Request) -> Option<Level> {
+    // Below 2^63, so that a time to fill plus a wait (at most 2^56) stays below 2^64.
+    let capacity = request.limit.checked_mul(period).filter(|c| *c < 1 << 63)?;
+    let refill = request.refill.max(1);
+    // Too much accrued for 64 bits is more than can be used.
+    let used = used
+        .min(capacity)
+        .saturating_sub(span.elapsed.saturating_mul(refill));
+    let cost = request.cost.saturating_mul(period);
+    let free = capacity.saturating_sub(used);
+    let allowed = cost <= free || cost == 0;
+    let charged = allowed && cost > 0 && !request.peek;
+
+    let now_used = if charged {
+        used.saturating_add(cost)
+    } else {
+        used
+    };
+    let left = now_used.div_ceil(period.max(1));
+    let full_in = match now_used {
+        0 => 0,
+        used => used.div_ceil(refill).saturating_add(span.wait),
+    };
+    let retry_after = match allowed || request.cost > request.limit {
+        true => 0,
+        false => {
+            let missing = cost.saturating_sub(free);
+            missing
+                .div_ceil(refill)
+                .saturating_add(span.wait)
+                .div_ceil(1000)
+        }
+    };
+    Some(Level {
+        allowed,
+        remaining: request.limit.saturating_sub(left),
+        retry_after: retry_after.cast_signed(),
+        full_in: u128::from(full_in),
+        after: charged.then_some(u128::from(now_used)),
+    })
+}
+
+/// The same rule in 128 bits, for any numbers within a request's bounds and a state stored with another period.
+///
+/// The largest product is numerator × period: 10^12 × (3660 d in µs) × (3660 d in ms) = 1.00 × 10^38 < 2^127.
+#[cold]
+fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Level {
+    let capacity = units(request.limit, period);
+    let refill = u128::from(request.refill.max(1));
+    let used = match state.period == request.window {
+        true => state.numerator,
+        // Into the unit of the period asked with, a fraction of it rounded up as used.
+        false => state
+            .numerator
+            .saturating_mul(u128::from(request.window))
+            .div_ceil(u128::from(state.period.max(1))),
+    };
+    let used = used
+        .min(capacity)
+        .saturating_sub(u128::from(span.elapsed).saturating_mul(refill));
+    let cost = units(request.cost, period);
+    let free = capacity.saturating_sub(used);
+    let allowed = cost <= free || cost == 0;
+    let charged = allowed && cost > 0 && !request.peek;
+
+    let now_used = if charged {
+        used.saturating_add(cost)
+    } else {
+        used
+    };
+    let left = now_used.div_ceil(u128::from(period.max(1)));
+    let wait = u128::from(span.wait);
+    let full_in = match now_used {
+        0 => 0,
+        used => used.div_ceil(refill).saturating_add(wait),
+    };
+    let retry_after = match allowed || request.cost > request.limit {
+        true => 0,
+        false => whole_ms(
+            cost.saturating_sub(free)
+                .div_ceil(refill)
+                .saturating_add(wait),
+        ),
+    };
+    Level {
+        allowed,
+        remaining: request
+            .limit
+            .saturating_sub(u64::try_from(left).unwrap_or(u64::MAX)),
+        retry_after,
+        full_in,
+        after: charged.then_some(now_used),
+    }
+}
+
+/// The twelve bytes of a numerator.
+#[inline]
+fn low_twelve(numerator: u128) -> [u8; 12] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = numerator.to_le_bytes();
+    [a, b, c, d, e, f, g, h, i, j, k, l]
+}
+
+/// `count` units as a numerator over `period` µs.
+#[inline]
+fn units(count: u64, period: u64) -> u128 {
+    u128::from(count).saturating_mul(u128::from(period))
+}
+
+/// µs in whole ms, rounded up.
+#[inline]
+fn whole_ms(us: u128) -> i64 {
+    match u64::try_from(us) {
+        Ok(us) => us.div_ceil(1000).cast_signed(),
+        Err(_) => i64::try_from(us.div_ceil(1000)).unwrap_or(i64::MAX),
+    }
+}
+
+/// When a key may expire whose bucket is full in `full_in` µs from `now`, both µs.
+#[inline]
+fn expiry(now: u64, full_in: u128, capacity: u64) -> Expiry {
+    let full_in = u64::try_from(full_in)
+        .unwrap_or(u64::MAX)
+        .min(FAR.saturating_mul(1000));
+    let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
+    let earliest = now.saturating_add(full_in).div_ceil(1000).cast_signed();
+    let latest = earliest.saturating_add_unsigned(slack);
+    Expiry {
+        earliest,
+        set_to: latest,
+        latest,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::arithmetic_side_effects)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        #[test]
+        fn both_widths_reckon_alike_wherever_the_small_one_answers(
+            used in prop_oneof![0u64..1 << 20, any::<u64>()],
+            away in prop_oneof![Just(0u64), 0u64..1 << 20, 0u64..1 << 56],
+            ahead: bool,
+            limit in prop_oneof![1u64..100, 1u64..=MAX_UNITS],
+            refill in prop_oneof![1u64..100, 1u64..=MAX_UNITS],
+            window in prop_oneof![1u64..5000, 1u64..=MAX_PERIOD],
+            cost in prop_oneof![0u64..100, 0u64..=MAX_UNITS],
+            peek: bool,
+        ) {
+            let request = Request { limit, refill, window, cost, peek };
+            let period = window * 1000;
+            let (elapsed, wait) = if ahead { (0, away.min(period)) } else { (away, 0) };
+            let span = Span { elapsed, wait };
+            let state = State { time: 0, numerator: u128::from(used), period: window };
+            if let Some(level) = reckon_small(used, span, period, &request) {
+                prop_assert_eq!(level, reckon_large(&state, span, period, &request));
+            }
+        }
+
+        #[test]
+        fn a_state_reads_back_as_it_was_written(
+            time in 0u64..1 << 56,
+            period in 1u64..=MAX_PERIOD,
+            share in 0u128..=1 << 20,
+        ) {
+            let numerator = units(MAX_UNITS, period * 1000) / (1 << 20) * share;
+            let state = State { time, numerator, period };
+            let back = State::decode(&state.encode()).unwrap();
+            prop_assert_eq!((back.time, back.numerator, back.period), (time, numerator, period));
+        }
+    }
+
+    #[test]
+    fn the_largest_state_fits_and_one_more_is_foreign() {
+        let numerator = units(MAX_UNITS, MAX_PERIOD * 1000);
+        let largest = State {
+            time: (1 << 56) - 1,
+            numerator,
+            period: MAX_PERIOD,
+        };
+        assert_eq!(
+            State::decode(&largest.encode()).unwrap().numerator,
+            numerator
+        );
+        for beyond in [
+            State {
+                numerator: numerator + 1,
+                ..largest
+            },
+            State {
+                period: MAX_PERIOD + 1,
+                ..largest
+            },
+            State {
+                period: 0,
+                numerator: 0,
+                ..largest
+            },
+        ] {
+            assert!(State::decode(&beyond.encode()).is_none());
+        }
+    }
+}
