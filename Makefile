@@ -23,6 +23,7 @@ lint: ## cargo fmt --check, and clippy with warnings as errors
 	@scripts/lint
 
 docs: ## the documentation of the code, in target/doc, and what scripts/docs makes
+	@scripts/setup
 	@cargo doc --no-deps -p sluice-core
 	@if [ -x scripts/docs ]; then scripts/docs; fi
 
@@ -30,4 +31,4 @@ deny: ## licences, advisories and origins of all crates (needs cargo-deny)
 	@scripts/deny
 
 clean: ## remove target/
-	@cargo clean
+	@rm -rf target

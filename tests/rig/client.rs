@@ -69,7 +69,7 @@ impl Client {
             .expect("the server takes what is sent");
     }
 
-    /// Reads the next reply. `TimedOut` if none has come within that time (a later read still gets it whole),
+    /// Reads the next reply or, in RESP3, push. `TimedOut` if none has come within that time (a later read still gets it whole),
     /// `UnexpectedEof` if the server has closed the connection.
     pub fn read(&mut self, within: Duration) -> Result<Value> {
         let deadline = Instant::now() + within;
