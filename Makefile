@@ -1,0 +1,34 @@
+# The targets are in scripts/, one file each. CARGO_FLAGS goes to cargo, e.g. CARGO_FLAGS=--offline.
+MAKEFLAGS += --no-print-directory
+PORT ?= 6379
+export CARGO_FLAGS
+export PORT
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test lint docs deny clean
+
+help: ## list these
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+run: ## get what is missing, build, and run a server with the module in the foreground (PORT=6379)
+	@scripts/run
+
+build: ## build the module: target/release/libsluice.so
+	@scripts/build
+
+test: ## get what is missing, lint, build, and run all tests
+	@scripts/test
+
+lint: ## cargo fmt --check, and clippy with warnings as errors
+	@scripts/lint
+
+docs: ## the documentation of the code, in target/doc, and what scripts/docs makes
+	@scripts/setup
+	@cargo doc --no-deps -p sluice-core
+	@if [ -x scripts/docs ]; then scripts/docs; fi
+
+deny: ## licences, advisories and origins of all crates (needs cargo-deny)
+	@scripts/deny
+
+clean: ## remove target/
+	@rm -rf target
