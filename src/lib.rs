@@ -15,7 +15,7 @@ mod server;
 mod spec;
 mod stats;
 
-use commands::lock;
+use commands::{limit, lock};
 
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(10_000);
 
