@@ -24,6 +24,13 @@ static MODULE: Module = Module {
     version: env!("CARGO_PKG_VERSION"),
     number: 100,
     categories: &[c"lock", c"ratelimit"],
-    commands: &[entry::<lock::Acquire>(), entry::<lock::Release>(), entry::<lock::Renew>(), entry::<lock::Info>()],
+    commands: &[
+        entry::<lock::Acquire>(),
+        entry::<lock::Release>(),
+        entry::<lock::Renew>(),
+        entry::<lock::Info>(),
+        entry::<limit::Fixed>(),
+        entry::<limit::Bucket>(),
+    ],
     configs: &[Config { name: "max-waiters", default: 10_000, min: 1, max: 10_000_000, value: &MAX_WAITERS }],
 };

@@ -2,12 +2,7 @@
 //!
 //! They run on a copy of `scripts/`, with a PATH that holds nothing but stubs.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,10 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-const REDIS_7: &str =
-    "echo 'Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=0'";
-const REDIS_6: &str =
-    "echo 'Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64 build=0'";
+const REDIS_7: &str = "echo 'Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=0'";
+const REDIS_6: &str = "echo 'Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64 build=0'";
 
 /// A machine with what the scripts need, until a test takes something away.
 struct Machine {
@@ -28,26 +21,16 @@ struct Machine {
 
 impl Machine {
     fn new() -> Self {
-        let machine = Self {
-            dir: tempfile::tempdir().unwrap(),
-            env: vec![],
-        };
+        let machine = Self { dir: tempfile::tempdir().unwrap(), env: vec![] };
         for folder in ["bin", "home", "root/scripts"] {
             std::fs::create_dir_all(machine.path(folder)).unwrap();
         }
         for file in ["Cargo.toml", "Makefile", "redis.conf"] {
             std::fs::copy(Path::new(ROOT).join(file), machine.path("root").join(file)).unwrap();
         }
-        for script in std::fs::read_dir(Path::new(ROOT).join("scripts"))
-            .unwrap()
-            .flatten()
-        {
+        for script in std::fs::read_dir(Path::new(ROOT).join("scripts")).unwrap().flatten() {
             if script.path().is_file() {
-                std::fs::copy(
-                    script.path(),
-                    machine.path("root/scripts").join(script.file_name()),
-                )
-                .unwrap();
+                std::fs::copy(script.path(), machine.path("root/scripts").join(script.file_name())).unwrap();
             }
         }
         for tool in ["bash", "env", "cat", "ln", "mkdir", "rm", "touch"] {
@@ -58,7 +41,10 @@ impl Machine {
             .with("rustc", "echo 'rustc 1.95.0 (0 2026-01-01)'; echo 'host: x86_64-unknown-linux-gnu'")
             .with("cargo", "[ \"$1\" != build ] || { mkdir -p target/release && touch target/release/libsluice.so; }")
             .with("cc", "")
-            .with("redis-server", &format!("[ \"$1\" = --version ] || {{ echo \"started with $*\"; exit; }}; {REDIS_7}"))
+            .with(
+                "redis-server",
+                &format!("[ \"$1\" = --version ] || {{ echo \"started with $*\"; exit; }}; {REDIS_7}"),
+            )
             .with("redis-cli", "")
             .set("LIBCLANG_PATH", "/somewhere")
     }
@@ -88,8 +74,7 @@ impl Machine {
     fn bash(&self, args: &[&str]) -> Output {
         let mut bash = Command::new(real("bash"));
         bash.args(args).current_dir(self.path("root")).env_clear();
-        bash.env("PATH", self.path("bin"))
-            .env("HOME", self.path("home"));
+        bash.env("PATH", self.path("bin")).env("HOME", self.path("home"));
         bash.envs(self.env.iter().map(|(name, value)| (name, value)));
         bash.output().unwrap()
     }
@@ -101,27 +86,15 @@ impl Machine {
         let (said, failed) = (text(&out.stdout), text(&out.stderr));
         assert!(!out.status.success(), "it did not fail: {said}{failed}");
         let line = failed.strip_suffix('\n').unwrap_or_default();
-        assert!(
-            line.starts_with("sluice: ") && !line.contains('\n'),
-            "not one line: {failed:?}"
-        );
-        assert!(
-            said.lines()
-                .all(|line| line.starts_with("sluice: installing ")),
-            "chatter: {said:?}"
-        );
+        assert!(line.starts_with("sluice: ") && !line.contains('\n'), "not one line: {failed:?}");
+        assert!(said.lines().all(|line| line.starts_with("sluice: installing ")), "chatter: {said:?}");
         line.to_owned()
     }
 
     #[track_caller]
     fn works(&self, args: &[&str]) -> String {
         let out = self.bash(args);
-        assert!(
-            out.status.success(),
-            "{}{}",
-            text(&out.stdout),
-            text(&out.stderr)
-        );
+        assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
         text(&out.stdout)
     }
 }
@@ -133,10 +106,7 @@ fn text(bytes: &[u8]) -> String {
 /// Where this machine really has a tool.
 fn real(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap();
-    std::env::split_paths(&path)
-        .map(|dir| dir.join(name))
-        .find(|file| file.is_file())
-        .expect(name)
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file()).expect(name)
 }
 
 #[track_caller]
@@ -148,66 +118,32 @@ fn assert_names(line: &str, all: &[&str]) {
 
 #[test]
 fn run_starts_the_server_on_the_port_asked_for_and_says_what_to_try() {
-    let free = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
-        .to_string();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let said = Machine::new().set("PORT", &free).works(&["scripts/run"]);
-    assert_names(
-        &said,
-        &[
-            "Redis 7.0 with sluice",
-            &format!("redis-cli -p {free} LOCK.ACQUIRE order:42 worker-1 30s"),
-        ],
-    );
-    assert_names(
-        &said,
-        &[
-            "LOCK.RELEASE order:42 worker-1",
-            "RL.BUCKET api:alice 100 20 1s",
-        ],
-    );
-    assert!(
-        said.ends_with(&format!("started with ./redis.conf --port {free}\n")),
-        "{said}"
-    );
+    assert_names(&said, &["Redis 7.0 with sluice", &format!("redis-cli -p {free} LOCK.ACQUIRE order:42 worker-1 30s")]);
+    assert_names(&said, &["LOCK.RELEASE order:42 worker-1", "RL.BUCKET api:alice 100 20 1s"]);
+    assert!(said.ends_with(&format!("started with ./redis.conf --port {free}\n")), "{said}");
 }
 
 #[test]
 fn a_busy_port_is_named_with_another_to_take() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let line = Machine::new()
-        .set("PORT", port.to_string())
-        .fails(&["scripts/run"]);
-    assert_names(
-        &line,
-        &[&format!("port {port} is in use"), "make run PORT="],
-    );
+    let line = Machine::new().set("PORT", port.to_string()).fails(&["scripts/run"]);
+    assert_names(&line, &[&format!("port {port} is in use"), "make run PORT="]);
 }
 
 #[test]
 fn a_port_that_is_none_is_refused() {
     for port in ["0", "65536", "99999", "http", "-1", "6379x"] {
         let line = Machine::new().set("PORT", port).fails(&["scripts/run"]);
-        assert_names(
-            &line,
-            &[&format!("PORT={port} is no port"), "make run PORT="],
-        );
+        assert_names(&line, &[&format!("PORT={port} is no port"), "make run PORT="]);
     }
 }
 
 #[test]
 fn without_rust_the_line_says_how_to_get_it() {
-    for script in [
-        "scripts/run",
-        "scripts/build",
-        "scripts/test",
-        "scripts/lint",
-        "scripts/deny",
-    ] {
+    for script in ["scripts/run", "scripts/build", "scripts/test", "scripts/lint", "scripts/deny"] {
         let line = Machine::new().without("cargo").fails(&[script]);
         assert_names(&line, &["Rust is missing", "sh.rustup.rs"]);
     }
@@ -217,131 +153,68 @@ fn without_rust_the_line_says_how_to_get_it() {
 fn a_rust_that_is_not_in_the_path_but_where_rustup_puts_it_is_found() {
     let machine = Machine::new();
     std::fs::create_dir_all(machine.path("home/.cargo/bin")).unwrap();
-    std::fs::rename(
-        machine.path("bin/cargo"),
-        machine.path("home/.cargo/bin/cargo"),
-    )
-    .unwrap();
+    std::fs::rename(machine.path("bin/cargo"), machine.path("home/.cargo/bin/cargo")).unwrap();
     machine.works(&["scripts/build"]);
 }
 
 #[test]
 fn a_rust_that_is_too_old_is_named() {
-    let line = Machine::new()
-        .with("rustc", "echo 'rustc 1.70.0 (0 2023-06-01)'")
-        .fails(&["scripts/build"]);
+    let line = Machine::new().with("rustc", "echo 'rustc 1.70.0 (0 2023-06-01)'").fails(&["scripts/build"]);
     assert_names(&line, &["1.70", "rustup update stable"]);
 }
 
 #[test]
 fn missing_lint_components_are_named_with_the_line_that_adds_them() {
-    for (component, word) in [
-        ("rustfmt", "fmt"),
-        ("clippy", "clippy"),
-        ("cargo-deny", "deny"),
-    ] {
+    for (component, word) in [("rustfmt", "fmt"), ("clippy", "clippy"), ("cargo-deny", "deny")] {
         let machine = Machine::new().with("cargo", &format!("[ \"$1\" != {word} ] || exit 101"));
-        let line = machine.fails(&[if word == "deny" {
-            "scripts/deny"
-        } else {
-            "scripts/lint"
-        }]);
-        let by = if word == "deny" {
-            "cargo install --locked".to_owned()
-        } else {
-            "rustup component add".to_owned()
-        };
-        assert_names(
-            &line,
-            &[
-                &format!("{component} is missing"),
-                &format!("{by} {component}"),
-            ],
-        );
+        let line = machine.fails(&[if word == "deny" { "scripts/deny" } else { "scripts/lint" }]);
+        let by = if word == "deny" { "cargo install --locked".to_owned() } else { "rustup component add".to_owned() };
+        assert_names(&line, &[&format!("{component} is missing"), &format!("{by} {component}")]);
     }
 }
 
 #[test]
 fn crates_that_cannot_be_fetched_are_one_line() {
     let cargo = "[ \"$1\" != fetch ] || { printf 'warning: spurious\\nerror: failed to get `itoa`\\n\\nCaused by:\\n  dns\\n' >&2; exit 101; }";
-    let line = Machine::new()
-        .with("cargo", cargo)
-        .fails(&["scripts/build"]);
-    assert_names(
-        &line,
-        &[
-            "crates could not be fetched (no network?)",
-            "failed to get `itoa`",
-        ],
-    );
+    let line = Machine::new().with("cargo", cargo).fails(&["scripts/build"]);
+    assert_names(&line, &["crates could not be fetched (no network?)", "failed to get `itoa`"]);
 }
 
 #[test]
 fn where_nothing_can_be_installed_one_line_names_all_that_is_missing() {
-    let bare = || {
-        Machine::new()
-            .without("cc")
-            .without("redis-server")
-            .without("redis-cli")
-    };
+    let bare = || Machine::new().without("cc").without("redis-server").without("redis-cli");
     let line = bare().fails(&["scripts/setup"]);
-    assert_names(
-        &line,
-        &["a C compiler (cc)", "redis-server and redis-cli", "7.0"],
-    );
+    assert_names(&line, &["a C compiler (cc)", "redis-server and redis-cli", "7.0"]);
     let line = bare().with("dnf", "").fails(&["scripts/setup"]);
     assert_names(&line, &["sudo dnf install gcc redis"]);
     // apt-get, but neither root nor a sudo that does not ask.
     for machine in [bare(), bare().with("sudo", "exit 1")] {
-        let line = machine
-            .with("id", "echo 1000")
-            .with("apt-get", "exit 0")
-            .fails(&["scripts/setup"]);
+        let line = machine.with("id", "echo 1000").with("apt-get", "exit 0").fails(&["scripts/setup"]);
         assert_names(&line, &["sudo apt-get install gcc libc6-dev redis-tools"]);
     }
     let libclang = "source scripts/lib.bash; has_libclang() { return 1; }; need_system";
     let line = Machine::new().with("dnf", "").fails(&["-c", libclang]);
-    assert_names(
-        &line,
-        &["missing: libclang;", "sudo dnf install clang-devel"],
-    );
+    assert_names(&line, &["missing: libclang;", "sudo dnf install clang-devel"]);
 }
 
 #[test]
 fn a_packaged_server_before_7_counts_as_missing() {
     let old = || Machine::new().with("redis-server", REDIS_6);
-    assert_names(
-        &old().fails(&["scripts/setup"]),
-        &["Redis 7.0, Valkey 8.0 or later", "found Redis 6.0"],
-    );
+    assert_names(&old().fails(&["scripts/setup"]), &["Redis 7.0, Valkey 8.0 or later", "found Redis 6.0"]);
     // … also if the package manager has no newer one.
-    let line = old()
-        .with("apt-get", "exit 0")
-        .with("redis-check-rdb", REDIS_6)
-        .fails(&["scripts/setup"]);
+    let line = old().with("apt-get", "exit 0").with("redis-check-rdb", REDIS_6).fails(&["scripts/setup"]);
     assert_names(&line, &["too old (Redis 6.0)", "SLUICE_SERVER=path"]);
 }
 
 #[test]
 fn a_server_given_by_hand_is_checked() {
-    let line = Machine::new()
-        .with("mine", REDIS_6)
-        .set("SLUICE_SERVER", "mine")
-        .fails(&["scripts/setup"]);
+    let line = Machine::new().with("mine", REDIS_6).set("SLUICE_SERVER", "mine").fails(&["scripts/setup"]);
     assert_names(&line, &["SLUICE_SERVER=mine is Redis 6.0", "7.0"]);
-    let line = Machine::new()
-        .with("mine", "exit 1")
-        .set("SLUICE_SERVER", "mine")
-        .fails(&["scripts/setup"]);
+    let line = Machine::new().with("mine", "exit 1").set("SLUICE_SERVER", "mine").fails(&["scripts/setup"]);
     assert_names(&line, &["SLUICE_SERVER=mine is no Redis or Valkey server"]);
-    let line = Machine::new()
-        .set("SLUICE_SERVER", "/no/where")
-        .fails(&["scripts/setup"]);
+    let line = Machine::new().set("SLUICE_SERVER", "/no/where").fails(&["scripts/setup"]);
     assert_names(&line, &["SLUICE_SERVER=/no/where: no such program"]);
-    let mine = Machine::new()
-        .with("mine", REDIS_7)
-        .without("redis-server")
-        .set("SLUICE_SERVER", "mine");
+    let mine = Machine::new().with("mine", REDIS_7).without("redis-server").set("SLUICE_SERVER", "mine");
     assert_eq!(mine.works(&["scripts/setup"]), "");
 }
 
@@ -357,40 +230,24 @@ fn valkey_counts_from_8_and_redis_from_7() {
         ("Redis server v=6.2.14 sha=0", false),
         ("something else v=8.0.0", false),
     ] {
-        let machine = Machine::new()
-            .without("redis-server")
-            .with("valkey-server", &format!("echo '{line}'"));
-        assert_eq!(
-            machine.bash(&["scripts/setup"]).status.success(),
-            good,
-            "{line}"
-        );
+        let machine = Machine::new().without("redis-server").with("valkey-server", &format!("echo '{line}'"));
+        assert_eq!(machine.bash(&["scripts/setup"]).status.success(), good, "{line}");
     }
 }
 
 #[test]
 fn a_package_manager_that_fails_is_one_line_with_its_reason() {
-    let machine = Machine::new().without("cc").with(
-        "apt-get",
-        "echo 'Err:1 x'; echo 'E: Unable to fetch some archives' >&2; exit 100",
-    );
+    let machine = Machine::new()
+        .without("cc")
+        .with("apt-get", "echo 'Err:1 x'; echo 'E: Unable to fetch some archives' >&2; exit 100");
     let line = machine.fails(&["scripts/setup"]);
-    assert_names(
-        &line,
-        &[
-            "could not install gcc libc6-dev (no network?)",
-            "Unable to fetch some archives",
-        ],
-    );
+    assert_names(&line, &["could not install gcc libc6-dev (no network?)", "Unable to fetch some archives"]);
 }
 
 #[test]
 fn what_is_missing_is_installed_and_no_service_comes_with_it() {
     // As Debian has it: redis-tools brings the server's program as redis-check-rdb, and only redis-server has a service.
-    let machine = Machine::new()
-        .without("redis-server")
-        .without("redis-cli")
-        .without("cc");
+    let machine = Machine::new().without("redis-server").without("redis-cli").without("cc");
     let bin = machine.path("bin");
     let apt = format!(
         "cd '{}'; echo \"$*\" >>asked; case \"$*\" in *update*) exit 0;; esac; [ $(grep -c . asked) -gt 2 ] || exit 100\n\
@@ -402,10 +259,7 @@ fn what_is_missing_is_installed_and_no_service_comes_with_it() {
     for tool in ["grep", "chmod"] {
         symlink(real(tool), bin.join(tool)).unwrap();
     }
-    assert_eq!(
-        machine.works(&["scripts/setup"]),
-        "sluice: installing gcc libc6-dev redis-tools with apt-get\n"
-    );
+    assert_eq!(machine.works(&["scripts/setup"]), "sluice: installing gcc libc6-dev redis-tools with apt-get\n");
     let asked = std::fs::read_to_string(bin.join("asked")).unwrap();
     assert!(!asked.contains("redis-server"), "{asked}");
     // The second time there is nothing to say, nor to get.

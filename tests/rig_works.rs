@@ -1,10 +1,5 @@
 //! The rig itself, on plain commands and without the module.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod rig;
 
@@ -19,10 +14,7 @@ fn plain() -> Server {
 /// The message that `f` panics with.
 fn panic_of(f: impl FnOnce()) -> String {
     let payload = catch_unwind(AssertUnwindSafe(f)).expect_err("it panics");
-    payload
-        .downcast_ref::<String>()
-        .cloned()
-        .unwrap_or_default()
+    payload.downcast_ref::<String>().cloned().unwrap_or_default()
 }
 
 #[test]
@@ -49,16 +41,9 @@ fn several_servers_run_side_by_side() {
 fn a_server_that_cannot_start_shows_why() {
     let dir = tempfile::tempdir().unwrap();
     let said = panic_of(|| {
-        Server::builder()
-            .dir(dir.path())
-            .module(false)
-            .args(&["--no-such-option", "1"])
-            .start();
+        Server::builder().dir(dir.path()).module(false).args(&["--no-such-option", "1"]).start();
     });
-    assert!(
-        said.contains("did not start") && said.contains("no-such-option"),
-        "{said}"
-    );
+    assert!(said.contains("did not start") && said.contains("no-such-option"), "{said}");
 }
 
 #[test]
@@ -79,24 +64,11 @@ fn redis_cli_prints_for_people_for_scripts_and_in_resp3() {
 fn a_client_sends_any_bytes_and_gets_errors_as_values() {
     let server = plain();
     let mut client = server.client();
-    assert_eq!(
-        client.call(&args!["SET", b"k\r\n\0\xff", "v", "PX", 60_000]),
-        Value::Okay
-    );
+    assert_eq!(client.call(&args!["SET", b"k\r\n\0\xff", "v", "PX", 60_000]), Value::Okay);
     assert_eq!(client.call(&args!["GET", b"k\r\n\0\xff"]).text(), "v");
     assert!(client.call(&["GET", "nothing"]).is_nil());
-    assert!(
-        client
-            .call(&args!["LPUSH", b"k\r\n\0\xff", 1])
-            .is_error("WRONGTYPE ")
-    );
-    assert!(
-        client
-            .call(&["NONSENSE"])
-            .error()
-            .unwrap()
-            .starts_with("ERR unknown command 'NONSENSE'")
-    );
+    assert!(client.call(&args!["LPUSH", b"k\r\n\0\xff", 1]).is_error("WRONGTYPE "));
+    assert!(client.call(&["NONSENSE"]).error().unwrap().starts_with("ERR unknown command 'NONSENSE'"));
     assert_eq!(client.id(), client.id());
 }
 
@@ -111,14 +83,7 @@ fn a_pipeline_and_a_transaction_answer_in_order() {
         args!["LRANGE", "l", 0, -1],
     ]);
     assert_eq!(replies[3].ints(), [5, 2]);
-    assert_eq!(
-        replies[4]
-            .array()
-            .iter()
-            .map(ValueExt::text)
-            .collect::<Vec<_>>(),
-        ["a", "b"]
-    );
+    assert_eq!(replies[4].array().iter().map(ValueExt::text).collect::<Vec<_>>(), ["a", "b"]);
 }
 
 fn plain_client() -> (Server, rig::Client) {
@@ -154,10 +119,7 @@ fn a_closed_connection_is_seen_by_both_sides() {
     let (server, mut killed) = plain_client();
     let id = killed.id();
     assert_eq!(server.call(&args!["CLIENT", "KILL", "ID", id]).int(), 1);
-    assert_eq!(
-        killed.read(SOON).unwrap_err().kind(),
-        ErrorKind::UnexpectedEof
-    );
+    assert_eq!(killed.read(SOON).unwrap_err().kind(), ErrorKind::UnexpectedEof);
 
     let mut closed = server.client();
     closed.send(&["BLPOP", "l", "0"]);
@@ -171,19 +133,13 @@ fn a_wait_that_ends_in_vain_tells_what_it_saw_last() {
     let said = panic_of(|| {
         wait_for(ms(5), "the moon is full", || 41, |n| *n == 42);
     });
-    assert!(
-        said.contains("the moon is full") && said.ends_with("last seen: 41"),
-        "{said}"
-    );
+    assert!(said.contains("the moon is full") && said.ends_with("last seen: 41"), "{said}");
     wait_until(SOON, "now", || true);
 }
 
 #[test]
 fn what_the_aof_has_survives_a_kill() {
-    let mut server = Server::builder()
-        .module(false)
-        .args(&["--appendonly", "yes", "--appendfsync", "always"])
-        .start();
+    let mut server = Server::builder().module(false).args(&["--appendonly", "yes", "--appendfsync", "always"]).start();
     let before = server.aof_size();
     server.call(&["SET", "k", "v"]);
     assert!(server.aof_size() > before);
@@ -228,11 +184,7 @@ fn a_replica_that_has_caught_up_holds_the_same_to_the_millisecond() {
     assert_eq!(all[&(0, "s".to_owned())].value, ["\\x00\\xff"]);
     assert_eq!(all[&(3, "k".to_owned())].expires_at, -1);
     assert_eq!(dump_all(&replica), all);
-    assert!(
-        replica
-            .cli(&["SET", "k", "v"])
-            .starts_with("(error) READONLY")
-    );
+    assert!(replica.cli(&["SET", "k", "v"]).starts_with("(error) READONLY"));
 }
 
 #[test]

@@ -62,26 +62,15 @@ pub type Decision = limit::Decision<Effect>;
 pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<Decision, Refusal> {
     let now = now_us.clamp(0, LAST).cast_unsigned();
     let period = request.window.saturating_mul(1000);
-    let mut state = State {
-        time: now,
-        numerator: 0,
-        period: request.window,
-    };
+    let mut state = State { time: now, numerator: 0, period: request.window };
     if let Some(bytes) = stored {
         state = State::decode(bytes).ok_or(Refusal::Foreign)?;
     }
     // From further ahead than a period (a clock set back, damage), or nothing used: as new.
     if state.time.saturating_sub(now) > period || state.numerator == 0 {
-        state = State {
-            time: now,
-            numerator: 0,
-            period: request.window,
-        };
+        state = State { time: now, numerator: 0, period: request.window };
     }
-    let span = Span {
-        elapsed: now.saturating_sub(state.time),
-        wait: state.time.saturating_sub(now),
-    };
+    let span = Span { elapsed: now.saturating_sub(state.time), wait: state.time.saturating_sub(now) };
 
     let small = u64::try_from(state.numerator)
         .ok()
@@ -108,12 +97,7 @@ pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<D
         None => Effect::Nothing,
         Some(numerator) => Effect::Store {
             // A state from the future keeps its time, or what accrues until then would accrue twice.
-            value: State {
-                time: state.time.max(now),
-                numerator,
-                period: request.window,
-            }
-            .encode(),
+            value: State { time: state.time.max(now), numerator, period: request.window }.encode(),
             expiry: expiry(now, level.full_in, request.limit),
         },
     };
@@ -200,19 +184,13 @@ fn reckon_small(used: u64, span: Span, period: u64, request: &Request) -> Option
     let capacity = request.limit.checked_mul(period).filter(|c| *c < 1 << 63)?;
     let refill = request.refill.max(1);
     // Too much accrued for 64 bits is more than can be used.
-    let used = used
-        .min(capacity)
-        .saturating_sub(span.elapsed.saturating_mul(refill));
+    let used = used.min(capacity).saturating_sub(span.elapsed.saturating_mul(refill));
     let cost = request.cost.saturating_mul(period);
     let free = capacity.saturating_sub(used);
     let allowed = cost <= free || cost == 0;
     let charged = allowed && cost > 0 && !request.peek;
 
-    let now_used = if charged {
-        used.saturating_add(cost)
-    } else {
-        used
-    };
+    let now_used = if charged { used.saturating_add(cost) } else { used };
     let left = now_used.div_ceil(period.max(1));
     let full_in = match now_used {
         0 => 0,
@@ -222,10 +200,7 @@ fn reckon_small(used: u64, span: Span, period: u64, request: &Request) -> Option
         true => 0,
         false => {
             let missing = cost.saturating_sub(free);
-            missing
-                .div_ceil(refill)
-                .saturating_add(span.wait)
-                .div_ceil(1000)
+            missing.div_ceil(refill).saturating_add(span.wait).div_ceil(1000)
         }
     };
     Some(Level {
@@ -247,24 +222,15 @@ fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Le
     let used = match state.period == request.window {
         true => state.numerator,
         // Into the unit of the period asked with, a fraction of it rounded up as used.
-        false => state
-            .numerator
-            .saturating_mul(u128::from(request.window))
-            .div_ceil(u128::from(state.period.max(1))),
+        false => state.numerator.saturating_mul(u128::from(request.window)).div_ceil(u128::from(state.period.max(1))),
     };
-    let used = used
-        .min(capacity)
-        .saturating_sub(u128::from(span.elapsed).saturating_mul(refill));
+    let used = used.min(capacity).saturating_sub(u128::from(span.elapsed).saturating_mul(refill));
     let cost = units(request.cost, period);
     let free = capacity.saturating_sub(used);
     let allowed = cost <= free || cost == 0;
     let charged = allowed && cost > 0 && !request.peek;
 
-    let now_used = if charged {
-        used.saturating_add(cost)
-    } else {
-        used
-    };
+    let now_used = if charged { used.saturating_add(cost) } else { used };
     let left = now_used.div_ceil(u128::from(period.max(1)));
     let wait = u128::from(span.wait);
     let full_in = match now_used {
@@ -273,17 +239,11 @@ fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Le
     };
     let retry_after = match allowed || request.cost > request.limit {
         true => 0,
-        false => whole_ms(
-            cost.saturating_sub(free)
-                .div_ceil(refill)
-                .saturating_add(wait),
-        ),
+        false => whole_ms(cost.saturating_sub(free).div_ceil(refill).saturating_add(wait)),
     };
     Level {
         allowed,
-        remaining: request
-            .limit
-            .saturating_sub(u64::try_from(left).unwrap_or(u64::MAX)),
+        remaining: request.limit.saturating_sub(u64::try_from(left).unwrap_or(u64::MAX)),
         retry_after,
         full_in,
         after: charged.then_some(now_used),
@@ -315,17 +275,11 @@ fn whole_ms(us: u128) -> i64 {
 /// When a key may expire whose bucket is full in `full_in` µs from `now`, both µs.
 #[inline]
 fn expiry(now: u64, full_in: u128, capacity: u64) -> Expiry {
-    let full_in = u64::try_from(full_in)
-        .unwrap_or(u64::MAX)
-        .min(FAR.saturating_mul(1000));
+    let full_in = u64::try_from(full_in).unwrap_or(u64::MAX).min(FAR.saturating_mul(1000));
     let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
     let earliest = now.saturating_add(full_in).div_ceil(1000).cast_signed();
     let latest = earliest.saturating_add_unsigned(slack);
-    Expiry {
-        earliest,
-        set_to: latest,
-        latest,
-    }
+    Expiry { earliest, set_to: latest, latest }
 }
 
 #[cfg(test)]
@@ -374,29 +328,12 @@ mod tests {
     #[test]
     fn the_largest_state_fits_and_one_more_is_foreign() {
         let numerator = units(MAX_UNITS, MAX_PERIOD * 1000);
-        let largest = State {
-            time: (1 << 56) - 1,
-            numerator,
-            period: MAX_PERIOD,
-        };
-        assert_eq!(
-            State::decode(&largest.encode()).unwrap().numerator,
-            numerator
-        );
+        let largest = State { time: (1 << 56) - 1, numerator, period: MAX_PERIOD };
+        assert_eq!(State::decode(&largest.encode()).unwrap().numerator, numerator);
         for beyond in [
-            State {
-                numerator: numerator + 1,
-                ..largest
-            },
-            State {
-                period: MAX_PERIOD + 1,
-                ..largest
-            },
-            State {
-                period: 0,
-                numerator: 0,
-                ..largest
-            },
+            State { numerator: numerator + 1, ..largest },
+            State { period: MAX_PERIOD + 1, ..largest },
+            State { period: 0, numerator: 0, ..largest },
         ] {
             assert!(State::decode(&beyond.encode()).is_none());
         }

@@ -54,11 +54,7 @@ pub type Decision = limit::Decision<Effect>;
 ///
 /// [`Refusal::Foreign`] if the value is no count from 0 to 2^63 - 1 as `INCR` writes it.
 #[inline]
-pub fn decide(
-    found: Option<Found<'_>>,
-    now_ms: i64,
-    request: &Request,
-) -> Result<Decision, Refusal> {
+pub fn decide(found: Option<Found<'_>>, now_ms: i64, request: &Request) -> Result<Decision, Refusal> {
     let window = i64::try_from(request.window).unwrap_or(i64::MAX);
     // Time stands still where a window no longer fits before the end of the clock.
     let now_ms = now_ms.min(i64::MAX.saturating_sub(window));
@@ -84,51 +80,23 @@ pub fn decide(
         false if request.cost > request.limit => NEVER,
         false => left,
     };
-    let as_it_stands = Verdict {
-        allowed,
-        limit: request.limit,
-        remaining: free,
-        retry_after,
-        reset_after: left,
-    };
+    let as_it_stands = Verdict { allowed, limit: request.limit, remaining: free, retry_after, reset_after: left };
     if request.peek || request.cost == 0 {
-        return Ok(Decision {
-            verdict: as_it_stands,
-            effect: Effect::Nothing,
-        });
+        return Ok(Decision { verdict: as_it_stands, effect: Effect::Nothing });
     }
 
-    let charged = Verdict {
-        remaining: free.saturating_sub(request.cost),
-        ..as_it_stands
-    };
+    let charged = Verdict { remaining: free.saturating_sub(request.cost), ..as_it_stands };
     Ok(match running {
         None if allowed => Decision {
-            verdict: Verdict {
-                reset_after: horizon.saturating_sub(now_ms),
-                ..charged
-            },
-            effect: Effect::Start {
-                count: request.cost,
-                end: horizon,
-            },
+            verdict: Verdict { reset_after: horizon.saturating_sub(now_ms), ..charged },
+            effect: Effect::Start { count: request.cost, end: horizon },
         },
         Some((count, _, moved)) if allowed => Decision {
             verdict: charged,
-            effect: Effect::Add {
-                count: count.saturating_add(request.cost),
-                by: request.cost,
-                end: moved,
-            },
+            effect: Effect::Add { count: count.saturating_add(request.cost), by: request.cost, end: moved },
         },
-        Some((_, _, Some(end))) => Decision {
-            verdict: as_it_stands,
-            effect: Effect::MoveEnd { end },
-        },
-        _ => Decision {
-            verdict: as_it_stands,
-            effect: Effect::Nothing,
-        },
+        Some((_, _, Some(end))) => Decision { verdict: as_it_stands, effect: Effect::MoveEnd { end } },
+        _ => Decision { verdict: as_it_stands, effect: Effect::Nothing },
     })
 }
 

@@ -21,13 +21,7 @@ const MS: i64 = 1000;
 const S: i64 = 1_000_000;
 
 fn bucket(limit: u64, refill: u64, window: u64) -> Request {
-    Request {
-        limit,
-        refill,
-        window,
-        cost: 1,
-        peek: false,
-    }
+    Request { limit, refill, window, cost: 1, peek: false }
 }
 
 /// One key and the calls on it. With `lazy`, the server never gets round to deleting what expired.
@@ -49,28 +43,14 @@ impl Bucket {
         assert_eq!(charged, effect != Effect::Nothing);
         if let Effect::Store { value, expiry } = effect {
             assert!(expiry.keeps(Some(expiry.set_to)) && !expiry.keeps(None));
-            assert!(
-                !expiry.keeps(Some(expiry.earliest - 1)) && !expiry.keeps(Some(expiry.latest + 1))
-            );
+            assert!(!expiry.keeps(Some(expiry.earliest - 1)) && !expiry.keeps(Some(expiry.latest + 1)));
             if now >= 0 && verdict.reset_after < 1 << 53 {
                 let left = |at: i64| at * 1000 - now;
                 let fill = verdict.reset_after;
-                assert!(
-                    left(expiry.earliest) > (fill - 1) * 1000,
-                    "not before it is full"
-                );
-                assert!(
-                    left(expiry.earliest) < (fill + 1) * 1000,
-                    "and not a ms later than needed"
-                );
-                assert!(
-                    expiry.latest - expiry.earliest <= fill / 8,
-                    "at most an eighth later"
-                );
-                assert!(
-                    request.limit >= 16 || expiry.latest == expiry.earliest,
-                    "exact below 16"
-                );
+                assert!(left(expiry.earliest) > (fill - 1) * 1000, "not before it is full");
+                assert!(left(expiry.earliest) < (fill + 1) * 1000, "and not a ms later than needed");
+                assert!(expiry.latest - expiry.earliest <= fill / 8, "at most an eighth later");
+                assert!(request.limit >= 16 || expiry.latest == expiry.earliest, "exact below 16");
             }
             if expiry.keeps(self.key.expires_at) {
                 self.key.set_range(0, &value);
@@ -90,29 +70,20 @@ fn r3_two_thousand_a_second_into_a_bucket_of_one() {
     assert!(allowed(k.call(0, &b), 0));
     assert!(refused(k.call(0, &b), 1));
     assert!(refused(k.call(499, &b), 1));
-    let passed = (0..=S)
-        .step_by(50)
-        .filter(|now| k.call(*now, &b).allowed)
-        .count();
+    let passed = (0..=S).step_by(50).filter(|now| k.call(*now, &b).allowed).count();
     assert_eq!(passed, 2000, "2001 with the first");
 }
 
 #[test]
 fn r5_the_largest_of_everything_neither_wraps_nor_panics() {
-    let all = Request {
-        cost: MAX_UNITS,
-        ..bucket(MAX_UNITS, 1, MAX_PERIOD)
-    };
+    let all = Request { cost: MAX_UNITS, ..bucket(MAX_UNITS, 1, MAX_PERIOD) };
     let mut k = Bucket::default();
     let v = k.call(0, &all);
     assert_eq!((v.allowed, v.remaining, v.reset_after), (true, 0, i64::MAX));
     assert_eq!(k.key.expires_at, Some((1 << 53) + (1 << 50)));
     assert!(refused(k.call(0, &all), i64::MAX));
     // What an i64 holds is exact: 10^6 tokens at one per 3660 days.
-    let million = Request {
-        cost: 1_000_000,
-        ..bucket(1_000_000, 1, MAX_PERIOD)
-    };
+    let million = Request { cost: 1_000_000, ..bucket(1_000_000, 1, MAX_PERIOD) };
     let mut k = Bucket::default();
     assert_eq!(k.call(0, &million).reset_after, 316_224_000_000_000_000);
     assert!(refused(k.call(0, &million), 316_224_000_000_000_000));
@@ -130,10 +101,7 @@ fn r9_the_key_lives_until_the_bucket_is_full_and_an_eighth_longer_at_most() {
     assert_eq!(k.key.expires_at, Some(54_000));
     let before = k.key.clone();
     k.call(S, &Request { cost: 2, ..b });
-    assert_eq!(
-        k.key.expires_at, before.expires_at,
-        "a deadline that is late enough stays"
-    );
+    assert_eq!(k.key.expires_at, before.expires_at, "a deadline that is late enough stays");
     k.call(S, &Request { cost: 18, ..b });
     assert_eq!(k.key.expires_at, Some(60_000 + 7_375));
 }
@@ -153,18 +121,11 @@ fn a_state_with_nothing_used_is_as_new_whatever_its_time() {
     bytes[0] = 0xf5;
     bytes[1..8].copy_from_slice(&(10 * S).to_le_bytes()[..7]);
     bytes[20] = 100;
-    let mut k = Bucket {
-        lazy: true,
-        ..Bucket::default()
-    };
+    let mut k = Bucket { lazy: true, ..Bucket::default() };
     k.key.set(&bytes, 20_000);
     let b = bucket(5, 5, 20_000);
     let v = k.call(5 * S, &b);
-    assert_eq!(
-        (v.remaining, v.reset_after),
-        (4, 4_000),
-        "not from the time it names"
-    );
+    assert_eq!((v.remaining, v.reset_after), (4, 4_000), "not from the time it names");
 }
 
 #[test]
@@ -185,10 +146,7 @@ fn r25_polling_an_empty_bucket_loses_no_refill() {
     let b = bucket(3, 3, 6_000);
     let mut k = Bucket::default();
     k.call(0, &cost(b, 3));
-    let passed: Vec<i64> = (1..=40)
-        .map(|i| i * 500)
-        .filter(|now| k.call(now * MS, &b).allowed)
-        .collect();
+    let passed: Vec<i64> = (1..=40).map(|i| i * 500).filter(|now| k.call(now * MS, &b).allowed).collect();
     assert_eq!(passed, (1..=10).map(|i| i * 2000).collect::<Vec<_>>());
 }
 
@@ -231,11 +189,7 @@ fn r30_used_units_stay_used_when_the_capacity_shrinks() {
     k.call(0, &cost(bucket(100, 1, 1000), 10));
     assert_eq!(k.call(0, &peek(bucket(50, 1, 1000))).remaining, 40);
     let v = k.call(0, &bucket(5, 1, 1000));
-    assert_eq!(
-        (v.remaining, v.retry_after),
-        (0, 1000),
-        "capped: one period away, not six"
-    );
+    assert_eq!((v.remaining, v.retry_after), (0, 1000), "capped: one period away, not six");
     assert!(allowed(k.call(S, &bucket(5, 1, 1000)), 0));
 }
 
@@ -250,16 +204,10 @@ fn r34_peek_answers_as_the_call_would_and_shows_what_stands_now() {
     let b = bucket(10, 1, 1000);
     let mut k = Bucket::default();
     let v = k.call(0, &peek(cost(b, 3)));
-    assert_eq!(
-        (v.allowed, v.remaining, v.reset_after, k.key.value.is_none()),
-        (true, 10, 0, true)
-    );
+    assert_eq!((v.allowed, v.remaining, v.reset_after, k.key.value.is_none()), (true, 10, 0, true));
     k.call(0, &cost(b, 8));
     let v = k.call(0, &peek(cost(b, 3)));
-    assert_eq!(
-        (v.allowed, v.remaining, v.retry_after, v.reset_after),
-        (false, 2, 1000, 8000)
-    );
+    assert_eq!((v.allowed, v.remaining, v.retry_after, v.reset_after), (false, 2, 1000, 8000));
     assert_eq!(k.call(500 * MS, &cost(b, 0)).remaining, 2);
 }
 
@@ -273,14 +221,8 @@ fn r39_a_clock_set_back_accrues_nothing_until_then_or_starts_afresh() {
     assert_eq!((v.allowed, v.remaining, v.reset_after), (true, 0, 9_000));
     let mut spent = k.clone();
     spent.call(97 * S, &b);
-    assert!(
-        refused(spent.call(100 * S, &b), 2_000),
-        "what accrued until then did not accrue twice"
-    );
-    assert!(
-        allowed(k.clone().call(94 * S - 1, &b), 2),
-        "more than a period ahead: full"
-    );
+    assert!(refused(spent.call(100 * S, &b), 2_000), "what accrued until then did not accrue twice");
+    assert!(allowed(k.clone().call(94 * S - 1, &b), 2), "more than a period ahead: full");
     assert!(allowed(k.call(94 * S, &b), 0), "a period ahead: not");
 }
 
@@ -290,11 +232,7 @@ fn a_longer_period_keeps_what_is_used_and_rounds_it_up() {
     k.call(0, &bucket(2, 1, 3));
     // A third of a token accrued in 1 ms; of the remaining used one, two thirds, nothing is given away at 10 ms.
     assert_eq!(k.call(MS, &peek(bucket(2, 1, 3))).reset_after, 2);
-    assert_eq!(
-        k.call(MS, &peek(bucket(2, 1, 10))).reset_after,
-        9,
-        "all time since the hit accrues at the new rate"
-    );
+    assert_eq!(k.call(MS, &peek(bucket(2, 1, 10))).reset_after, 9, "all time since the hit accrues at the new rate");
     k.call(MS, &bucket(2, 1, 7));
     let v = k.call(MS, &peek(bucket(2, 1, 7)));
     assert_eq!((v.remaining, v.reset_after), (0, 13));
@@ -332,22 +270,13 @@ impl Exact {
         let passes = r.cost == 0 || &used + r.cost * &period <= r.limit * &period;
         assert_eq!(v.allowed, passes);
         if !passes && r.cost <= r.limit && v.retry_after < i64::MAX / 2000 {
-            assert!(
-                !self.passes(now + (v.retry_after - 1) * 1000, r),
-                "refused a ms earlier"
-            );
-            assert!(
-                self.passes(now + v.retry_after * 1000, r),
-                "allowed at retry_after"
-            );
+            assert!(!self.passes(now + (v.retry_after - 1) * 1000, r), "refused a ms earlier");
+            assert!(self.passes(now + v.retry_after * 1000, r), "allowed at retry_after");
         }
         if passes && r.cost > 0 && !r.peek {
-            let ahead =
-                self.time > now && self.time - now <= r.window as i64 * 1000 && used > BigInt::ZERO;
-            *self = Exact {
-                time: if ahead { self.time } else { now },
-                used: (used + r.cost * &period, period.clone()),
-            };
+            let ahead = self.time > now && self.time - now <= r.window as i64 * 1000 && used > BigInt::ZERO;
+            *self =
+                Exact { time: if ahead { self.time } else { now }, used: (used + r.cost * &period, period.clone()) };
         }
         let used = self.used_at(now, r);
         let level = r.limit * &period - &used;
@@ -363,17 +292,8 @@ impl Exact {
 
 /// Parameters of every size; a limiter changes its own now and then.
 fn request(dice: &mut Dice) -> Request {
-    let (units, period) = dice.pick(&[
-        (5, 10),
-        (20, 3_000),
-        (1000, 86_400_000),
-        (MAX_UNITS, MAX_PERIOD),
-    ]);
-    bucket(
-        dice.magnitude(units),
-        dice.magnitude(units),
-        dice.magnitude(period),
-    )
+    let (units, period) = dice.pick(&[(5, 10), (20, 3_000), (1000, 86_400_000), (MAX_UNITS, MAX_PERIOD)]);
+    bucket(dice.magnitude(units), dice.magnitude(units), dice.magnitude(period))
 }
 
 /// Makes up to `calls` calls, fewer if the clock runs away; returns how many.
@@ -382,31 +302,16 @@ fn walk(seed: u64, calls: u64) -> u64 {
     let start = dice.below(1 << 50) as i64;
     let mut now = start;
     let mut base = request(&mut dice);
-    let mut k = Bucket {
-        lazy: dice.one_in(2),
-        ..Bucket::default()
-    };
-    let mut exact = Exact {
-        time: now,
-        used: (BigInt::ZERO, BigInt::from(1)),
-    };
+    let mut k = Bucket { lazy: dice.one_in(2), ..Bucket::default() };
+    let mut exact = Exact { time: now, used: (BigInt::ZERO, BigInt::from(1)) };
     let mut retry = 1;
     for made in 0..calls {
         if dice.one_in(50) {
             base = match dice.below(4) {
                 0 => request(&mut dice),
-                1 => Request {
-                    limit: dice.magnitude(base.limit.saturating_mul(2).min(MAX_UNITS)),
-                    ..base
-                },
-                2 => Request {
-                    window: dice.magnitude((base.window * 2).min(MAX_PERIOD)),
-                    ..base
-                },
-                _ => Request {
-                    refill: dice.magnitude(MAX_UNITS),
-                    ..base
-                },
+                1 => Request { limit: dice.magnitude(base.limit.saturating_mul(2).min(MAX_UNITS)), ..base },
+                2 => Request { window: dice.magnitude((base.window * 2).min(MAX_PERIOD)), ..base },
+                _ => Request { refill: dice.magnitude(MAX_UNITS), ..base },
             };
         }
         let token = (base.window * 1000 / base.refill).max(1);
@@ -430,11 +335,7 @@ fn walk(seed: u64, calls: u64) -> u64 {
             5 => base.limit + dice.below(2),
             _ => dice.magnitude(base.limit),
         };
-        let r = Request {
-            cost,
-            peek: dice.one_in(8),
-            ..base
-        };
+        let r = Request { cost, peek: dice.one_in(8), ..base };
         if !k.lazy {
             k.key.expire(now / 1000);
         }
@@ -463,10 +364,7 @@ fn r27_a_million_random_calls_never_differ_from_exact_rationals() {
 #[test]
 fn r27_three_a_second_drifts_by_nothing() {
     let b = bucket(5, 3, 1000);
-    let mut k = Bucket {
-        lazy: true,
-        ..Bucket::default()
-    };
+    let mut k = Bucket { lazy: true, ..Bucket::default() };
     let mut dice = Dice(3);
     let (mut now, mut passed) = (0, 0);
     // Asked more often than it refills, so it is never full and every token that accrues is handed out.
@@ -492,10 +390,7 @@ fn in_any_period_at_most_the_capacity_and_one_refill_pass() {
             }
         }
         for &from in &passed {
-            let inside = passed
-                .iter()
-                .filter(|t| **t >= from && **t < from + b.window as i64 * 1000)
-                .count();
+            let inside = passed.iter().filter(|t| **t >= from && **t < from + b.window as i64 * 1000).count();
             assert!(inside as u64 <= b.limit + b.refill, "seed {seed}");
         }
     }
@@ -506,12 +401,8 @@ fn each_step_of_the_clock_costs_at_most_a_period_and_gives_at_most_a_quota() {
     for seed in 0..300 {
         let mut dice = Dice(seed);
         let b = bucket(5, 2, 100);
-        let mut k = Bucket {
-            lazy: dice.one_in(2),
-            ..Bucket::default()
-        };
-        let (mut real, mut skew, mut passed, mut stepped, mut last_step) =
-            (0i64, 10 * S, 0u64, 0u64, 0i64);
+        let mut k = Bucket { lazy: dice.one_in(2), ..Bucket::default() };
+        let (mut real, mut skew, mut passed, mut stepped, mut last_step) = (0i64, 10 * S, 0u64, 0u64, 0i64);
         for _ in 0..500 {
             real += dice.below(40_000) as i64;
             if dice.one_in(60) {
@@ -525,10 +416,7 @@ fn each_step_of_the_clock_costs_at_most_a_period_and_gives_at_most_a_quota() {
             let stuck = 50 + if real - last_step < 200_000 { 100 } else { 0 };
             assert!(v.retry_after <= stuck, "seed {seed}: {v:?}");
         }
-        assert!(
-            passed <= (1 + stepped) * b.limit + b.refill * (real as u64) / 100_000 + 1,
-            "seed {seed}"
-        );
+        assert!(passed <= (1 + stepped) * b.limit + b.refill * (real as u64) / 100_000 + 1, "seed {seed}");
     }
 }
 
@@ -540,13 +428,7 @@ fn any_request() -> impl Strategy<Value = Request> {
         prop_oneof![0u64..50, 0u64..=MAX_UNITS],
         any::<bool>(),
     )
-        .prop_map(|(limit, refill, window, cost, peek)| Request {
-            limit,
-            refill,
-            window,
-            cost,
-            peek,
-        })
+        .prop_map(|(limit, refill, window, cost, peek)| Request { limit, refill, window, cost, peek })
 }
 
 fn any_time() -> impl Strategy<Value = i64> {

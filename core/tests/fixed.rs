@@ -27,11 +27,7 @@ impl Fixed {
             self.key.expire(now);
         }
         let expires_at = self.key.expires_at;
-        let found = self
-            .key
-            .value
-            .as_deref()
-            .map(|value| Found { value, expires_at });
+        let found = self.key.value.as_deref().map(|value| Found { value, expires_at });
         let decision = decide(found, now, request).unwrap();
         check_shape(&decision.verdict, request);
         decision
@@ -58,13 +54,7 @@ impl Fixed {
 }
 
 fn found(value: &[u8], expires_at: Option<i64>) -> Fixed {
-    Fixed {
-        key: Store {
-            value: Some(value.to_vec()),
-            expires_at,
-        },
-        lazy: false,
-    }
+    Fixed { key: Store { value: Some(value.to_vec()), expires_at }, lazy: false }
 }
 
 #[test]
@@ -86,32 +76,14 @@ fn r1_what_is_no_count_is_foreign_to_every_kind_of_call() {
         b"\xf6\x31",
     ];
     for value in foreign {
-        for request in [
-            hit(10, 1000),
-            cost(hit(10, 1000), 0),
-            peek(hit(10, 1000)),
-            cost(hit(10, 1000), 11),
-        ] {
+        for request in [hit(10, 1000), cost(hit(10, 1000), 0), peek(hit(10, 1000)), cost(hit(10, 1000), 11)] {
             for expires_at in [None, Some(5), Some(50)] {
-                assert_eq!(
-                    decide(Some(Found { value, expires_at }), 10, &request),
-                    Err(Refusal::Foreign)
-                );
+                assert_eq!(decide(Some(Found { value, expires_at }), 10, &request), Err(Refusal::Foreign));
             }
         }
     }
     for value in ["0", "7", "10", "9223372036854775807"] {
-        assert!(
-            decide(
-                Some(Found {
-                    value: value.as_bytes(),
-                    expires_at: None
-                }),
-                10,
-                &hit(10, 1000)
-            )
-            .is_ok()
-        );
+        assert!(decide(Some(Found { value: value.as_bytes(), expires_at: None }), 10, &hit(10, 1000)).is_ok());
     }
 }
 
@@ -138,11 +110,7 @@ fn r6_a_counter_that_lost_its_ttl_ends_one_window_after_the_next_charged_call() 
 
     let mut k = found(b"10", None);
     assert!(refused(k.call(500, &cost(hit(10, 1000), 11)), -1));
-    assert_eq!(
-        k.key.expires_at,
-        Some(1500),
-        "so does one that can never pass"
-    );
+    assert_eq!(k.key.expires_at, Some(1500), "so does one that can never pass");
 
     let mut k = found(b"3", None);
     assert!(allowed(k.call(500, &hit(10, 1000)), 6));
@@ -151,10 +119,7 @@ fn r6_a_counter_that_lost_its_ttl_ends_one_window_after_the_next_charged_call() 
 
 #[test]
 fn r7_a_call_at_exactly_the_end_opens_a_new_window() {
-    let mut k = Fixed {
-        lazy: true,
-        ..Fixed::default()
-    };
+    let mut k = Fixed { lazy: true, ..Fixed::default() };
     assert!(allowed(k.call(0, &hit(10, 1000)), 9));
     assert!(allowed(k.call(999, &hit(10, 1000)), 8));
     let v = k.call(1000, &hit(10, 1000));
@@ -207,10 +172,7 @@ fn r13_a_plain_incr_counter_is_continued() {
     k.key.incr_by(1);
     k.key.expire_at(5000);
     assert!(allowed(k.call(0, &hit(3, 5000)), 1));
-    assert_eq!(
-        (k.key.value.as_deref(), k.key.expires_at),
-        (Some(&b"2"[..]), Some(5000))
-    );
+    assert_eq!((k.key.value.as_deref(), k.key.expires_at), (Some(&b"2"[..]), Some(5000)));
 }
 
 #[test]
@@ -226,10 +188,7 @@ fn r21_a_cost_above_the_limit_is_never_and_changes_nothing() {
     let mut k = Fixed::default();
     let v = k.call(0, &cost(hit(10, 1000), 11));
     assert!(refused(v, -1));
-    assert_eq!(
-        (v.remaining, v.reset_after, k.key.value.is_none()),
-        (10, 0, true)
-    );
+    assert_eq!((v.remaining, v.reset_after, k.key.value.is_none()), (10, 0, true));
     k.call(0, &cost(hit(10, 1000), 4));
     let before = k.key.clone();
     let v = k.call(100, &cost(hit(10, 1000), 11));
@@ -253,10 +212,7 @@ fn r34_peek_answers_as_the_call_would_and_shows_what_stands_now() {
     assert_eq!((v.allowed, v.remaining, v.reset_after), (true, 10, 0));
     k.call(0, &cost(hit(10, 1000), 8));
     let v = k.call(400, &peek(cost(hit(10, 1000), 3)));
-    assert_eq!(
-        (v.allowed, v.remaining, v.retry_after, v.reset_after),
-        (false, 2, 600, 600)
-    );
+    assert_eq!((v.allowed, v.remaining, v.retry_after, v.reset_after), (false, 2, 600, 600));
 }
 
 #[test]
@@ -303,10 +259,7 @@ impl Naive {
     fn call(&mut self, now: i64, r: &Request) -> Verdict {
         let window = r.window as i64;
         let charged = !r.peek && r.cost > 0;
-        let (mut used, mut end) = self
-            .running
-            .filter(|(_, end)| *end > now)
-            .unwrap_or((0, now));
+        let (mut used, mut end) = self.running.filter(|(_, end)| *end > now).unwrap_or((0, now));
         end = end.min(now + window);
         let allowed = r.cost == 0 || used + r.cost <= r.limit;
         let retry_after = if allowed {
@@ -326,13 +279,7 @@ impl Naive {
             self.running = Some((used, end));
         }
         let remaining = r.limit.saturating_sub(used);
-        Verdict {
-            allowed,
-            limit: r.limit,
-            remaining,
-            retry_after,
-            reset_after: end - now,
-        }
+        Verdict { allowed, limit: r.limit, remaining, retry_after, reset_after: end - now }
     }
 }
 
@@ -361,21 +308,14 @@ fn tick(dice: &mut Dice, now: i64, back: bool) -> i64 {
 fn a_random_walk_agrees_with_the_naive_model_field_by_field() {
     for seed in 0..steps(300, 30_000) {
         let mut dice = Dice(seed);
-        let mut k = Fixed {
-            lazy: dice.one_in(2),
-            ..Fixed::default()
-        };
+        let mut k = Fixed { lazy: dice.one_in(2), ..Fixed::default() };
         let mut model = Naive::default();
         let mut now = dice.below(1000) as i64;
         for _ in 0..300 {
             // An eager server deletes for good, a model with a clock set back would see the key again.
             now = tick(&mut dice, now, k.lazy);
             let r = request(&mut dice);
-            assert_eq!(
-                k.call(now, &r),
-                model.call(now, &r),
-                "seed {seed} at {now}: {r:?}"
-            );
+            assert_eq!(k.call(now, &r), model.call(now, &r), "seed {seed} at {now}: {r:?}");
         }
     }
 }
@@ -393,13 +333,8 @@ fn retry_after_is_tight_after_any_history() {
             let v = k.call(now, &r);
             if v.retry_after > 0 && !r.peek {
                 seen += 1;
-                assert!(
-                    refused(k.clone().call(now + v.retry_after - 1, &r), 1) || v.retry_after == 1
-                );
-                assert!(
-                    k.clone().call(now + v.retry_after, &r).allowed,
-                    "seed {seed}"
-                );
+                assert!(refused(k.clone().call(now + v.retry_after - 1, &r), 1) || v.retry_after == 1);
+                assert!(k.clone().call(now + v.retry_after, &r).allowed, "seed {seed}");
             }
         }
     }
@@ -427,10 +362,7 @@ fn each_step_of_the_clock_gives_at_most_one_extra_quota() {
         for &start in &hits {
             let inside = |t: &&i64| **t >= start && **t < start + window as i64;
             let quota = limit * (2 + steps.iter().filter(inside).count() as u64);
-            assert!(
-                hits.iter().filter(inside).count() as u64 <= quota,
-                "seed {seed}"
-            );
+            assert!(hits.iter().filter(inside).count() as u64 <= quota, "seed {seed}");
         }
     }
 }

@@ -27,10 +27,7 @@ impl Client {
     pub fn connect(port: u16) -> Result<Self> {
         let socket = TcpStream::connect(("127.0.0.1", port))?;
         socket.set_nodelay(true)?;
-        Ok(Self {
-            socket,
-            parser: Parser::new(),
-        })
+        Ok(Self { socket, parser: Parser::new() })
     }
 
     /// Sends a command and reads its reply.
@@ -53,20 +50,13 @@ impl Client {
     /// Sends several commands in one write.
     #[track_caller]
     pub fn send_all(&mut self, commands: &[Vec<Vec<u8>>]) {
-        self.send_raw(
-            &commands
-                .iter()
-                .flat_map(|words| packed(words))
-                .collect::<Vec<_>>(),
-        );
+        self.send_raw(&commands.iter().flat_map(|words| packed(words)).collect::<Vec<_>>());
     }
 
     /// Sends bytes as they are.
     #[track_caller]
     pub fn send_raw(&mut self, bytes: &[u8]) {
-        self.socket
-            .write_all(bytes)
-            .expect("the server takes what is sent");
+        self.socket.write_all(bytes).expect("the server takes what is sent");
     }
 
     /// Reads the next reply or, in RESP3, push. `TimedOut` if none has come within that time (a later read still gets it whole),
@@ -74,9 +64,7 @@ impl Client {
     pub fn read(&mut self, within: Duration) -> Result<Value> {
         let deadline = Instant::now() + within;
         loop {
-            let left = deadline
-                .saturating_duration_since(Instant::now())
-                .max(Duration::from_micros(1));
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
             self.socket.set_read_timeout(Some(left))?;
             // The parser keeps what it has read of an unfinished reply.
             let error = match self.parser.parse_value(&self.socket) {
@@ -85,16 +73,10 @@ impl Client {
             };
             if error.is_timeout() {
                 if Instant::now() >= deadline {
-                    return Err(Error::new(
-                        ErrorKind::TimedOut,
-                        format!("silent for {within:?}"),
-                    ));
+                    return Err(Error::new(ErrorKind::TimedOut, format!("silent for {within:?}")));
                 }
             } else if error.is_connection_dropped() {
-                return Err(Error::new(
-                    ErrorKind::UnexpectedEof,
-                    "the server closed the connection",
-                ));
+                return Err(Error::new(ErrorKind::UnexpectedEof, "the server closed the connection"));
             } else {
                 return Err(Error::other(error));
             }
@@ -118,10 +100,7 @@ impl Client {
         self.send_all(commands);
         commands
             .iter()
-            .map(|words| {
-                self.read(SOON)
-                    .unwrap_or_else(|e| panic!("no reply to {}: {e}", shown(words)))
-            })
+            .map(|words| self.read(SOON).unwrap_or_else(|e| panic!("no reply to {}: {e}", shown(words))))
             .collect()
     }
 
@@ -156,9 +135,5 @@ fn packed<W: AsRef<[u8]>>(words: &[W]) -> Vec<u8> {
 
 /// A command as a person reads it.
 pub(super) fn shown<W: AsRef<[u8]>>(words: &[W]) -> String {
-    words
-        .iter()
-        .map(|word| word.as_ref().escape_ascii().to_string())
-        .collect::<Vec<_>>()
-        .join(" ")
+    words.iter().map(|word| word.as_ref().escape_ascii().to_string()).collect::<Vec<_>>().join(" ")
 }

@@ -24,12 +24,7 @@ pub fn dump_all(server: &Server) -> BTreeMap<(u32, String), Entry> {
             continue;
         };
         client.call(&args!["SELECT", db]);
-        for key in client
-            .call(&["KEYS", "*"])
-            .array()
-            .iter()
-            .map(ValueExt::bytes)
-        {
+        for key in client.call(&["KEYS", "*"]).array().iter().map(ValueExt::bytes) {
             if let Some(entry) = entry(&mut client, &key) {
                 all.insert((db, key.escape_ascii().to_string()), entry);
             }
@@ -52,26 +47,13 @@ fn entry(client: &mut Client, key: &[u8]) -> Option<Entry> {
         _ => (args!["DUMP", key], true, 1),
     };
     let reply = client.call(&read);
-    let parts = if matches!(reply, redis::Value::BulkString(_)) {
-        vec![reply]
-    } else {
-        reply.array()
-    };
+    let parts = if matches!(reply, redis::Value::BulkString(_)) { vec![reply] } else { reply.array() };
     let mut value: Vec<String> = parts
         .chunks(group)
-        .map(|one| {
-            one.iter()
-                .map(|part| part.bytes().escape_ascii().to_string())
-                .collect::<Vec<_>>()
-                .join(" => ")
-        })
+        .map(|one| one.iter().map(|part| part.bytes().escape_ascii().to_string()).collect::<Vec<_>>().join(" => "))
         .collect();
     if !ordered {
         value.sort();
     }
-    Some(Entry {
-        kind,
-        value,
-        expires_at: client.call(&args!["PEXPIRETIME", key]).int(),
-    })
+    Some(Entry { kind, value, expires_at: client.call(&args!["PEXPIRETIME", key]).int() })
 }

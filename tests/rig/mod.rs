@@ -6,12 +6,7 @@
 //! clippy.toml lets test functions unwrap, but not the helpers beside them: a file with helpers begins with the same
 //! `#![allow(…)]` as this one.
 #![allow(dead_code, unused_imports, missing_docs)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice)]
 
 mod client;
@@ -47,12 +42,7 @@ pub fn wait_until(within: Duration, what: &str, mut is_so: impl FnMut() -> bool)
 /// Looks every millisecond until `is_it` likes what was seen, and returns it; at the deadline it panics with `what` and
 /// the last value seen.
 #[track_caller]
-pub fn wait_for<T: Debug>(
-    within: Duration,
-    what: &str,
-    mut look: impl FnMut() -> T,
-    is_it: impl Fn(&T) -> bool,
-) -> T {
+pub fn wait_for<T: Debug>(within: Duration, what: &str, mut look: impl FnMut() -> T, is_it: impl Fn(&T) -> bool) -> T {
     let deadline = Instant::now() + within;
     loop {
         // The clock is read before the look: what is seen in time counts, however long the look itself took.

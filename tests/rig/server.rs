@@ -34,8 +34,7 @@ impl Builder {
 
     /// Arguments of the module, behind its path.
     pub fn module_args(mut self, args: &[&str]) -> Self {
-        self.module_args
-            .extend(args.iter().map(ToString::to_string));
+        self.module_args.extend(args.iter().map(ToString::to_string));
         self
     }
 
@@ -69,21 +68,12 @@ impl Builder {
         let (own_dir, dir) = match &self.dir {
             Some(dir) => (None, dir.clone()),
             None => {
-                let own = tempfile::Builder::new()
-                    .prefix("sluice-test-")
-                    .tempdir()
-                    .expect("a folder for the server");
+                let own = tempfile::Builder::new().prefix("sluice-test-").tempdir().expect("a folder for the server");
                 let path = own.path().to_owned();
                 (Some(own), path)
             }
         };
-        let mut server = Server {
-            how: self,
-            port: 0,
-            dir,
-            own_dir,
-            child: None,
-        };
+        let mut server = Server { how: self, port: 0, dir, own_dir, child: None };
         for _ in 0..10 {
             server.port = free_port();
             match server.launch() {
@@ -115,59 +105,27 @@ impl Server {
 
     /// A server to be described.
     pub fn builder() -> Builder {
-        Builder {
-            module: true,
-            module_args: vec![],
-            args: vec![],
-            envs: vec![],
-            dir: None,
-            replica_of: None,
-        }
+        Builder { module: true, module_args: vec![], args: vec![], envs: vec![], dir: None, replica_of: None }
     }
 
     /// Starts the process and waits until it serves; the end of its log if it does not.
     fn launch(&mut self) -> Result<(), String> {
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.log_path())
-            .expect("a log file");
+        let log = OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a log file");
         let seen = log.metadata().map_or(0, |m| m.len()) as usize;
         let mut run = command(&server_program());
-        run.current_dir(&self.dir)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a log file"))
-            .stderr(log);
-        run.args([
-            "--port",
-            &self.port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--loglevel",
-            "notice",
-        ]);
-        run.args([
-            "--enable-debug-command",
-            "yes",
-            "--enable-module-command",
-            "yes",
-        ]);
+        run.current_dir(&self.dir).stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        run.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--loglevel", "notice"]);
+        run.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
         // A primary otherwise waits 5 s for more replicas before it serves the first.
         run.args(["--repl-diskless-sync-delay", "0"]);
         if let Some(primary) = self.how.replica_of {
             run.args(["--replicaof", "127.0.0.1", &primary.to_string()]);
         }
-        run.args(&self.how.args)
-            .envs(self.how.envs.iter().map(|(name, value)| (name, value)));
+        run.args(&self.how.args).envs(self.how.envs.iter().map(|(name, value)| (name, value)));
         if self.how.module {
-            run.arg("--loadmodule")
-                .arg(module_file())
-                .args(&self.how.module_args);
+            run.arg("--loadmodule").arg(module_file()).args(&self.how.module_args);
         }
-        let mut child =
-            spawn(run).map_err(|error| format!("{}: {error}", server_program().display()))?;
+        let mut child = spawn(run).map_err(|error| format!("{}: {error}", server_program().display()))?;
         let deadline = Instant::now() + SOON;
         loop {
             let log = self.log().get(seen..).unwrap_or_default().to_owned();
@@ -192,9 +150,7 @@ impl Server {
             return false;
         };
         client.send(&["PING"]);
-        client
-            .read(Duration::from_secs(1))
-            .is_ok_and(|reply| !reply.is_error("LOADING"))
+        client.read(Duration::from_secs(1)).is_ok_and(|reply| !reply.is_error("LOADING"))
     }
 
     /// The port it listens on.
@@ -215,9 +171,7 @@ impl Server {
 
     /// All it has logged, over all its starts.
     pub fn log(&self) -> String {
-        std::fs::read(self.log_path())
-            .map(|log| String::from_utf8_lossy(&log).into_owned())
-            .unwrap_or_default()
+        std::fs::read(self.log_path()).map(|log| String::from_utf8_lossy(&log).into_owned()).unwrap_or_default()
     }
 
     fn log_path(&self) -> PathBuf {
@@ -253,25 +207,12 @@ impl Server {
         let mut cli = Command::new(cli_program());
         cli.args(["-p", &self.port.to_string()]).args(options);
         cli.args(words.iter().map(|word| OsStr::from_bytes(word.as_ref())));
-        cli.stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = cli
-            .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}", cli_program().display()));
+        cli.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = cli.spawn().unwrap_or_else(|error| panic!("{}: {error}", cli_program().display()));
         // Dropped at once, so that -x sees the end. Without -x it is not read, and an error to write is none.
-        let _ = child
-            .stdin
-            .take()
-            .expect("its standard input")
-            .write_all(input);
+        let _ = child.stdin.take().expect("its standard input").write_all(input);
         let out = child.wait_with_output().expect("redis-cli ends");
-        assert!(
-            out.stderr.is_empty(),
-            "redis-cli {}: {}",
-            shown(words),
-            String::from_utf8_lossy(&out.stderr)
-        );
+        assert!(out.stderr.is_empty(), "redis-cli {}: {}", shown(words), String::from_utf8_lossy(&out.stderr));
         String::from_utf8_lossy(&out.stdout).trim_end().to_owned()
     }
 
@@ -290,12 +231,7 @@ impl Server {
     /// The server's clock, Unix time in ms.
     #[track_caller]
     pub fn now_ms(&self) -> i64 {
-        let time: Vec<i64> = self
-            .call(&["TIME"])
-            .array()
-            .iter()
-            .map(|n| n.text().parse().unwrap())
-            .collect();
+        let time: Vec<i64> = self.call(&["TIME"]).array().iter().map(|n| n.text().parse().unwrap()).collect();
         time[0] * 1000 + time[1] / 1000
     }
 
@@ -303,20 +239,14 @@ impl Server {
     #[track_caller]
     pub fn info(&self, section: &str) -> BTreeMap<String, String> {
         let text = self.call(&["INFO", section]).text();
-        text.lines()
-            .filter_map(|line| line.split_once(':'))
-            .map(|(k, v)| (k.to_owned(), v.to_owned()))
-            .collect()
+        text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
     }
 
     /// One number of a section of INFO.
     #[track_caller]
     pub fn info_int(&self, section: &str, field: &str) -> i64 {
         let fields = self.info(section);
-        fields
-            .get(field)
-            .and_then(|n| n.parse().ok())
-            .unwrap_or_else(|| panic!("no number {field} in {fields:?}"))
+        fields.get(field).and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no number {field} in {fields:?}"))
     }
 
     /// How many bytes it has replicated. It counts only once a replica has been attached.
@@ -352,14 +282,8 @@ impl Server {
     #[track_caller]
     fn signal(&self, name: &str) {
         // The shell's own `kill`: not every system has the program.
-        let done = Command::new("sh")
-            .args(["-c", "kill -s \"$0\" \"$1\"", name, &self.pid().to_string()])
-            .status();
-        assert!(
-            done.is_ok_and(|status| status.success()),
-            "kill -s {name} {}",
-            self.pid()
-        );
+        let done = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", name, &self.pid().to_string()]).status();
+        assert!(done.is_ok_and(|status| status.success()), "kill -s {name} {}", self.pid());
     }
 
     /// Kills it, as a crash or a power cut would, and waits until it is gone.
@@ -394,16 +318,12 @@ impl Server {
     pub fn shutdown_save(&mut self) {
         self.client().send(&["SHUTDOWN", "SAVE"]);
         let mut child = self.child.take().expect("the server is not running");
-        wait_until(SOON, "the server saves and ends", || {
-            child.try_wait().expect("its state").is_some()
-        });
+        wait_until(SOON, "the server saves and ends", || child.try_wait().expect("its state").is_some());
     }
 
     /// Whether the process still runs.
     pub fn is_alive(&mut self) -> bool {
-        self.child
-            .as_mut()
-            .is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_none()))
+        self.child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_none()))
     }
 }
 
@@ -414,11 +334,7 @@ impl Drop for Server {
             && let Some(dir) = &mut self.own_dir
         {
             dir.disable_cleanup(true);
-            eprintln!(
-                "the server's folder is kept: {}\n{}",
-                self.dir.display(),
-                tail(&self.log())
-            );
+            eprintln!("the server's folder is kept: {}\n{}", self.dir.display(), tail(&self.log()));
         }
     }
 }
@@ -437,18 +353,11 @@ pub fn wait_for_sync(primary: &Server, replica: &Server) {
     let look = || {
         let of_replica = replica.info("replication");
         let field = |name: &str| of_replica.get(name).cloned().unwrap_or_default();
-        (
-            field("master_link_status"),
-            field("slave_repl_offset"),
-            primary.offset().to_string(),
-        )
+        (field("master_link_status"), field("slave_repl_offset"), primary.offset().to_string())
     };
-    wait_for(
-        SOON,
-        "the replica catches up (link, its offset, the primary's)",
-        look,
-        |(link, here, there)| link == "up" && here == there,
-    );
+    wait_for(SOON, "the replica catches up (link, its offset, the primary's)", look, |(link, here, there)| {
+        link == "up" && here == there
+    });
 }
 
 /// The last lines of a log.
@@ -480,8 +389,7 @@ fn server_program() -> PathBuf {
     match std::env::var_os("SLUICE_SERVER") {
         Some(given) => Path::new(env!("CARGO_MANIFEST_DIR")).join(given),
         None if made.exists() => made,
-        None => in_path("redis-server")
-            .expect("no redis-server in the PATH: run `make test`, which gets it"),
+        None => in_path("redis-server").expect("no redis-server in the PATH: run `make test`, which gets it"),
     }
 }
 
@@ -491,9 +399,7 @@ fn cli_program() -> PathBuf {
         return given.into();
     }
     let beside = |name| server_program().with_file_name(name);
-    let found = [beside("redis-cli"), beside("valkey-cli")]
-        .into_iter()
-        .find(|file| file.is_file());
+    let found = [beside("redis-cli"), beside("valkey-cli")].into_iter().find(|file| file.is_file());
     found
         .or_else(|| in_path("redis-cli"))
         .or_else(|| in_path("valkey-cli"))
@@ -507,10 +413,7 @@ fn module_file() -> PathBuf {
         return root.join(given);
     }
     let file = target_dir().join("release/libsluice.so");
-    let built = file
-        .metadata()
-        .and_then(|m| m.modified())
-        .unwrap_or(SystemTime::UNIX_EPOCH);
+    let built = file.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     let newest = newest_source(&root.join("src")).max(newest_source(&root.join("core/src")));
     assert!(
         built >= newest,
@@ -527,12 +430,7 @@ fn newest_source(dir: &Path) -> SystemTime {
         if path.is_dir() {
             newest = newest.max(newest_source(&path));
         } else if path.extension().is_some_and(|e| e == "rs" || e == "toml") {
-            newest = newest.max(
-                entry
-                    .metadata()
-                    .and_then(|m| m.modified())
-                    .unwrap_or(newest),
-            );
+            newest = newest.max(entry.metadata().and_then(|m| m.modified()).unwrap_or(newest));
         }
     }
     newest

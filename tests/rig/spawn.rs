@@ -24,11 +24,7 @@ pub fn spawn(command: Command) -> Result<Child> {
         Mutex::new(jobs)
     });
     let (answer, child) = channel();
-    starter
-        .lock()
-        .unwrap()
-        .send((command, answer))
-        .expect("the starting thread lives");
+    starter.lock().unwrap().send((command, answer)).expect("the starting thread lives");
     child.recv().expect("the starting thread answers")
 }
 
@@ -48,7 +44,5 @@ pub fn command(program: &Path) -> Command {
 /// Where a program of that name is, if it is in the PATH.
 pub fn in_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|dir| dir.join(name))
-        .find(|file| file.is_file())
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
 }

@@ -28,9 +28,7 @@ pub trait ValueExt {
 impl ValueExt for Value {
     #[track_caller]
     fn int(&self) -> i64 {
-        let Value::Int(n) = self else {
-            panic!("not an integer: {self:?}")
-        };
+        let Value::Int(n) = self else { panic!("not an integer: {self:?}") };
         *n
     }
 
@@ -63,10 +61,7 @@ impl ValueExt for Value {
         match self {
             Value::Array(items) | Value::Set(items) => items.clone(),
             Value::Push { data, .. } => data.clone(),
-            Value::Map(pairs) => pairs
-                .iter()
-                .flat_map(|(k, v)| [k.clone(), v.clone()])
-                .collect(),
+            Value::Map(pairs) => pairs.iter().flat_map(|(k, v)| [k.clone(), v.clone()]).collect(),
             _ => panic!("not an array: {self:?}"),
         }
     }
@@ -74,13 +69,8 @@ impl ValueExt for Value {
     #[track_caller]
     fn map(&self) -> BTreeMap<String, Value> {
         let flat = self.array();
-        assert!(
-            flat.len().is_multiple_of(2),
-            "a key without a value: {self:?}"
-        );
-        flat.chunks(2)
-            .map(|pair| (pair[0].text(), pair[1].clone()))
-            .collect()
+        assert!(flat.len().is_multiple_of(2), "a key without a value: {self:?}");
+        flat.chunks(2).map(|pair| (pair[0].text(), pair[1].clone())).collect()
     }
 
     fn error(&self) -> Option<String> {

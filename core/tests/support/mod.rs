@@ -42,15 +42,8 @@ impl Store {
 
     /// `INCRBY key by`
     pub fn incr_by(&mut self, by: u64) -> i64 {
-        let text = self
-            .value
-            .take()
-            .map_or_else(|| "0".into(), |v| String::from_utf8(v).unwrap());
-        let count = text
-            .parse::<i64>()
-            .unwrap()
-            .checked_add(i64::try_from(by).unwrap())
-            .unwrap();
+        let text = self.value.take().map_or_else(|| "0".into(), |v| String::from_utf8(v).unwrap());
+        let count = text.parse::<i64>().unwrap().checked_add(i64::try_from(by).unwrap()).unwrap();
         self.value = Some(count.to_string().into_bytes());
         count
     }
@@ -64,13 +57,7 @@ impl Store {
 
 /// A call of cost 1 that charges.
 pub fn hit(limit: u64, window: u64) -> Request {
-    Request {
-        limit,
-        refill: 1,
-        window,
-        cost: 1,
-        peek: false,
-    }
+    Request { limit, refill: 1, window, cost: 1, peek: false }
 }
 
 pub fn cost(request: Request, cost: u64) -> Request {
@@ -78,10 +65,7 @@ pub fn cost(request: Request, cost: u64) -> Request {
 }
 
 pub fn peek(request: Request) -> Request {
-    Request {
-        peek: true,
-        ..request
-    }
+    Request { peek: true, ..request }
 }
 
 pub fn allowed(v: Verdict, remaining: u64) -> bool {
@@ -111,11 +95,7 @@ pub fn check_shape(v: &Verdict, r: &Request) {
 
 /// How many steps a random walk takes; `LONG=1` asks for the long one.
 pub fn steps(usual: u64, long: u64) -> u64 {
-    if std::env::var_os("LONG").is_some_and(|v| v == "1") {
-        long
-    } else {
-        usual
-    }
+    if std::env::var_os("LONG").is_some_and(|v| v == "1") { long } else { usual }
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): a walk of millions of steps needs a generator that costs nothing.
@@ -142,15 +122,7 @@ impl Dice {
     /// `1..=high`, every order of magnitude alike.
     pub fn magnitude(&mut self, high: u64) -> u64 {
         let bits = self.below(u64::from(64 - high.leading_zeros())) + 1;
-        self.between(
-            1,
-            if bits == 64 {
-                u64::MAX
-            } else {
-                (1 << bits) - 1
-            },
-        )
-        .min(high)
+        self.between(1, if bits == 64 { u64::MAX } else { (1 << bits) - 1 }).min(high)
     }
 
     pub fn one_in(&mut self, n: u64) -> bool {
