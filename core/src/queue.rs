@@ -95,6 +95,41 @@ pub struct Queues<C> {
     looks: BTreeSet<(i64, QueueId)>,
     last: u64,
     waiting: usize,
+    /// How many waited keys share a byte of hash: tells most other keys from them without a look-up.
+    filter: [u32; 256],
+}
+
+/// A lock, as its queue sees it.
+pub trait Lock {
+    /// What a grant is.
+    type Grant;
+    /// Why it may fail.
+    type Error;
+
+    /// Would this request be granted now, if nobody were ahead of it?
+    ///
+    /// # Errors
+    /// Whatever keeps the lock from being read.
+    fn admits(&mut self, token: &[u8], ask: &Ask) -> Result<bool, Self::Error>;
+
+    /// Grants it.
+    ///
+    /// # Errors
+    /// Whatever keeps the lock from being written. It has not been granted then.
+    fn grant(&mut self, token: &[u8], ask: &Ask) -> Result<Self::Grant, Self::Error>;
+}
+
+/// A byte of hash: not a good one, but four instructions for a key of any length.
+#[inline]
+fn hash(key: &[u8]) -> u8 {
+    let edge = |byte: Option<&u8>| byte.copied().unwrap_or(0);
+    let middle = key.get(key.len() / 2);
+    let before_last = key.get(key.len().wrapping_sub(2));
+    edge(key.last())
+        .wrapping_add(edge(before_last).rotate_left(4))
+        .wrapping_add(edge(middle).rotate_left(2))
+        .wrapping_add(edge(key.first()))
+        .wrapping_add(key.len().to_le_bytes().first().copied().unwrap_or(0))
 }
 
 impl<C> Default for Queues<C> {
@@ -114,6 +149,20 @@ impl<C> Queues<C> {
             looks: BTreeSet::new(),
             last: 0,
             waiting: 0,
+            filter: [0; 256],
+        }
+    }
+
+    /// May anybody wait for this key, in any database? "No" is certain, "yes" is not.
+    #[inline]
+    #[must_use]
+    pub fn may_wait(&self, key: &[u8]) -> bool {
+        self.filter.get(usize::from(hash(key))).is_some_and(|&waited| waited > 0)
+    }
+
+    fn count(&mut self, key: &[u8], change: i32) {
+        if let Some(waited) = self.filter.get_mut(usize::from(hash(key))) {
+            *waited = waited.saturating_add_signed(change);
         }
     }
 
@@ -216,6 +265,7 @@ impl<C> Queues<C> {
     }
 
     fn open(&mut self, db: i32, key: &[u8]) -> QueueId {
+        self.count(key, 1);
         let key: Arc<[u8]> = key.into();
         let id = QueueId(self.queues.insert(Queue {
             db,
@@ -254,6 +304,7 @@ impl<C> Queues<C> {
 
     fn close(&mut self, id: QueueId) {
         let Some(queue) = self.queues.try_remove(id.0) else { return };
+        self.count(&queue.key, -1);
         if let Some(look) = queue.look {
             self.looks.remove(&(look, id));
         }
@@ -267,6 +318,29 @@ impl<C> Queues<C> {
             // The last one out gives back what a rush had needed.
             self.queues = Slab::new();
         }
+    }
+
+    /// Grants the lock to the head of the queue, and to the next, for as long as it admits them; each is out of the queue when
+    /// `granted` hears of it. One lock that admits nobody else costs two looks at a head, however long the queue.
+    ///
+    /// # Errors
+    /// The lock's own. Who was granted before stays granted, all others stay queued.
+    pub fn serve<L: Lock>(
+        &mut self,
+        id: QueueId,
+        lock: &mut L,
+        mut granted: impl FnMut(Waiter<C>, L::Grant),
+    ) -> Result<(), L::Error> {
+        while let Some((place, head)) = self.head(id) {
+            if !lock.admits(&head.token, &head.ask)? {
+                break;
+            }
+            let grant = lock.grant(&head.token, &head.ask)?;
+            if let Some(left) = self.leave(place) {
+                granted(left.waiter, grant);
+            }
+        }
+        Ok(())
     }
 
     /// Gives up the place of a token.

@@ -1,0 +1,133 @@
+//! Work outside a command: contexts, the one timer, jobs after a command.
+
+use core::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use redis_module::raw;
+
+use super::{OK, Site, Text, api, guarded};
+use crate::waiters;
+
+/// A context of the server's, for the length of one callback.
+#[derive(Debug)]
+pub struct Context {
+    raw: *mut raw::RedisModuleCtx,
+}
+
+impl Context {
+    /// The context a callback was given.
+    ///
+    /// # Safety
+    /// `raw` is valid until the callback returns, and the value is not kept beyond that.
+    pub(super) const unsafe fn new(raw: *mut raw::RedisModuleCtx) -> Self {
+        Self { raw }
+    }
+
+    /// Does `work` on a key of any database.
+    pub fn at<R>(&self, db: i32, key: &[u8], work: impl FnOnce(&Site) -> R) -> R {
+        let name = Text::new(key);
+        // SAFETY: the context is valid; a database that there is not leaves the one that is selected, and then the key is not there.
+        unsafe { api!(RedisModule_SelectDb)(self.raw, db) };
+        work(&Site { context: self.raw, name: name.raw() })
+    }
+
+    /// Is this server a replica, or still reading its data?
+    pub fn is_passive(&self) -> bool {
+        let flags = context_flags(self.raw);
+        flags & (raw::REDISMODULE_CTX_FLAGS_SLAVE | raw::REDISMODULE_CTX_FLAGS_LOADING) != 0
+    }
+
+    /// Has [`waiters::work`] done as soon as the running command, transaction or script is over; on a server without such jobs
+    /// (Redis 7.0) after the commands that have already been read.
+    pub fn work_soon(&self) {
+        // SAFETY: see `api!`.
+        if let Some(add) = unsafe { raw::RedisModule_AddPostNotificationJob } {
+            if JOB.load(Relaxed) {
+                return;
+            }
+            // SAFETY: the job has no data; the context is valid.
+            if unsafe { add(self.raw, Some(job), ptr::null_mut(), None) } == OK {
+                JOB.store(true, Relaxed);
+                return;
+            }
+        }
+        arm(0);
+    }
+}
+
+pub(super) fn context_flags(context: *mut raw::RedisModuleCtx) -> u32 {
+    // SAFETY: the context is valid.
+    unsafe { api!(RedisModule_GetContextFlags)(context) }.cast_unsigned()
+}
+
+/// Is a job on its way?
+static JOB: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn job(context: *mut raw::RedisModuleCtx, _data: *mut c_void) {
+    JOB.store(false, Relaxed);
+    // SAFETY: the context is that of the running job.
+    guarded(|| waiters::work(&unsafe { Context::new(context) }));
+}
+
+/// A context that lives as long as the module is loaded: for what needs one only to know whose it is.
+static OWN: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
+
+/// The one timer: its id, and when it is due (monotonic ms).
+static TIMER: Mutex<Option<(raw::RedisModuleTimerID, i64)>> = Mutex::new(None);
+
+/// Monotonic milliseconds: for spans, not for dates.
+pub fn monotonic_ms() -> i64 {
+    // SAFETY: no preconditions.
+    let us = unsafe { api!(RedisModule_MonotonicMicroseconds)() };
+    i64::try_from(us / 1000).unwrap_or(i64::MAX)
+}
+
+/// Has [`waiters::tick`] called in at most `ms` from now. A timer that comes no later stays as it is.
+pub fn arm(ms: i64) {
+    let due = monotonic_ms().saturating_add(ms);
+    let mut timer = TIMER.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = OWN.load(Relaxed);
+    if let Some((id, earlier)) = *timer {
+        if earlier <= due {
+            return;
+        }
+        // SAFETY: the timer is ours and has not fired; it has no data.
+        unsafe { api!(RedisModule_StopTimer)(own, id, ptr::null_mut()) };
+    }
+    // SAFETY: the context lives as long as the module.
+    let id = unsafe { api!(RedisModule_CreateTimer)(own, ms.max(0), Some(fire), ptr::null_mut()) };
+    *timer = Some((id, due));
+}
+
+unsafe extern "C" fn fire(context: *mut raw::RedisModuleCtx, _data: *mut c_void) {
+    // A timer that has fired is gone: it must not be stopped any more.
+    *TIMER.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    // SAFETY: the context is that of the running callback.
+    guarded(|| waiters::tick(&unsafe { Context::new(context) }));
+}
+
+/// At load.
+pub(super) fn prepare(context: *mut raw::RedisModuleCtx) {
+    // SAFETY: the context is that of the running load.
+    OWN.store(unsafe { api!(RedisModule_GetDetachedThreadSafeContext)(context) }, Relaxed);
+}
+
+/// At unload: no timer may be left.
+pub(super) fn release() {
+    let own = OWN.swap(ptr::null_mut(), Relaxed);
+    if let Some((id, _)) = TIMER.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // SAFETY: as in `arm`.
+        unsafe { api!(RedisModule_StopTimer)(own, id, ptr::null_mut()) };
+    }
+    if !own.is_null() {
+        // SAFETY: made by `prepare`, freed once.
+        unsafe { api!(RedisModule_FreeThreadSafeContext)(own) };
+    }
+}
+
+/// For calls that need a context only to know whose it is.
+pub(super) fn own() -> *mut raw::RedisModuleCtx {
+    OWN.load(Relaxed)
+}

@@ -1,0 +1,124 @@
+//! What the server tells of its keys, while somebody waits for one, and of itself.
+
+use core::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use redis_module::raw;
+
+use super::context::own;
+use super::{Context, ERR, OK, api, guarded, key};
+use crate::waiters;
+
+/// Does the server tell us what happens to keys?
+static LISTENING: AtomicBool = AtomicBool::new(false);
+/// May we listen at all? From Valkey 8.1.0 to 9.1.0 a module that does breaks other clients' MOVE and COPY.
+static DEAF: AtomicBool = AtomicBool::new(false);
+
+/// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like. Where the server knows it: a slot's keys that go without a DEL.
+fn classes() -> c_int {
+    let classes = raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    // SAFETY: see `api!`; the function has no preconditions.
+    let all = unsafe { raw::RedisModule_GetKeyspaceNotificationFlagsAll }.map_or(0, |all| unsafe { all() });
+    classes | (raw::REDISMODULE_NOTIFY_KEY_TRIMMED & all)
+}
+
+/// Has the server tell us what happens to keys from now on. False: it cannot be listened to, so keys must be looked at.
+pub fn listen() -> bool {
+    if DEAF.load(Relaxed) {
+        return false;
+    }
+    if !LISTENING.load(Relaxed) {
+        // SAFETY: the context lives as long as the module.
+        let status = unsafe { api!(RedisModule_SubscribeToKeyspaceEvents)(own(), classes(), Some(happened)) };
+        LISTENING.store(status != ERR, Relaxed);
+    }
+    LISTENING.load(Relaxed)
+}
+
+/// Nobody waits any more. A server that cannot be told (Redis before 8.2, Valkey) goes on telling, and is not listened to.
+pub fn stop_listening() {
+    // SAFETY: see `api!`.
+    let Some(unsubscribe) = (unsafe { raw::RedisModule_UnsubscribeFromKeyspaceEvents }) else { return };
+    // SAFETY: the context lives as long as the module.
+    if LISTENING.load(Relaxed) && unsafe { unsubscribe(own(), classes(), Some(happened)) } != ERR {
+        LISTENING.store(false, Relaxed);
+    }
+}
+
+unsafe extern "C" fn happened(
+    context: *mut raw::RedisModuleCtx,
+    _class: c_int,
+    _event: *const c_char,
+    name: *mut raw::RedisModuleString,
+) -> c_int {
+    if !waiters::any() {
+        return OK;
+    }
+    guarded(|| {
+        // SAFETY: the server keeps the name until the callback returns.
+        let name = unsafe { key::bytes(name) };
+        // SAFETY: the context is that of the running callback.
+        waiters::touched(name, || (unsafe { Context::new(context) }, unsafe { api!(RedisModule_GetSelectedDb)(context) }));
+    });
+    OK
+}
+
+unsafe extern "C" fn flushed(
+    context: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    if subevent != raw::REDISMODULE_SUBEVENT_FLUSHDB_END || !waiters::any() {
+        return;
+    }
+    guarded(|| {
+        // SAFETY: for this event the server gives this type, or nothing.
+        let db = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }.map_or(-1, |info| info.dbnum);
+        // SAFETY: the context is that of the running callback.
+        waiters::flushed(&unsafe { Context::new(context) }, (db >= 0).then_some(db));
+    });
+}
+
+unsafe extern "C" fn swapped(
+    context: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    if waiters::any() {
+        // SAFETY: the context is that of the running callback.
+        guarded(|| waiters::flushed(&unsafe { Context::new(context) }, None));
+    }
+}
+
+unsafe extern "C" fn role_changed(
+    _context: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    _data: *mut c_void,
+) {
+    if subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA {
+        guarded(waiters::demoted);
+    }
+}
+
+/// At load: what the server tells of itself, and whether it may be listened to.
+pub(super) fn prepare(context: *mut raw::RedisModuleCtx, deaf: bool) -> Result<(), &'static str> {
+    LISTENING.store(false, Relaxed);
+    DEAF.store(deaf, Relaxed);
+    type Callback = unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
+    let callbacks: [(u64, Callback); 3] = [
+        (raw::REDISMODULE_EVENT_FLUSHDB, flushed),
+        (raw::REDISMODULE_EVENT_SWAPDB, swapped),
+        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, role_changed),
+    ];
+    for (id, callback) in callbacks {
+        let event = raw::RedisModuleEvent { id, dataver: 1 };
+        // SAFETY: the load function is the place for this.
+        if unsafe { api!(RedisModule_SubscribeToServerEvent)(context, event, Some(callback)) } == ERR {
+            return Err("the server refuses to tell of its events");
+        }
+    }
+    Ok(())
+}

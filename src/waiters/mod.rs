@@ -1,0 +1,406 @@
+//! Who waits for what, and the hand-over.
+//!
+//! The order of things is decided in [`sluice_core::queue`]; here it meets clients, keys and the clock. A grant is written to
+//! the key first, then the client's pending reply is released; until that reply has gone out the grant is "under way", and if
+//! the client dies on the way the lock goes on to the next.
+//!
+//! Inside a client's own write command a grant may always be written. Everywhere else the server is asked first whether it
+//! would take a plain write now; if not, the waiters stay, and are looked at again a little later.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::CString;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::RandomState;
+use sluice_core::args::Timeout;
+use sluice_core::queue::{Ask, Full, Place, QueueId, Queues, Waiter};
+
+use crate::hold::Hold;
+use crate::server::{self, Answer, Blocked, Call, Context, Failure, Gate, Site, monotonic_ms};
+use crate::{MAX_WAITERS, stats};
+
+/// How soon a key is looked at again while the server would not take a write.
+const SHUT_MS: i64 = 20;
+/// The same while writes are paused: nothing tells when a pause ends.
+const PAUSED_MS: i64 = 5;
+/// How often a key is looked at where the server cannot tell that it changed.
+const DEAF_MS: i64 = 20;
+/// How often a slot's owner is asked for.
+const CLUSTER_MS: i64 = 1000;
+
+#[derive(Debug)]
+struct Client {
+    blocked: Blocked,
+    id: u64,
+}
+
+/// A grant whose reply has not gone out.
+#[derive(Debug)]
+struct Grant {
+    db: i32,
+    key: Arc<[u8]>,
+    token: Arc<[u8]>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Waits(Place),
+    UnderWay(Grant),
+}
+
+struct State {
+    queues: Queues<Client>,
+    clients: HashMap<Blocked, Stage, RandomState>,
+    under_way: usize,
+    /// Grants whose client died before the reply.
+    give_back: Vec<Grant>,
+    /// Queues whose keys something has happened to.
+    touched: BTreeSet<QueueId>,
+    deaf: bool,
+}
+
+lazy_static::lazy_static! {
+    static ref STATE: Mutex<State> = Mutex::new(State {
+        queues: Queues::new(),
+        clients: HashMap::default(),
+        under_way: 0,
+        give_back: Vec::new(),
+        touched: BTreeSet::new(),
+        deaf: false,
+    });
+}
+
+/// How many wait or are about to be answered: what every command asks before it asks anything else.
+static BUSY: AtomicUsize = AtomicUsize::new(0);
+
+/// Does anybody wait for anything?
+#[inline]
+pub fn any() -> bool {
+    BUSY.load(Relaxed) > 0
+}
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A command of ours on a key that somebody waits for: whoever is next, and can have the lock, has it before anybody else.
+pub fn serve(site: &Site, hold: &mut Hold<'_, '_>) -> Result<(), Failure> {
+    let mut state = state();
+    let Some(id) = state.queues.find(site.db(), site.key()) else { return Ok(()) };
+    state.serve(id, hold, false)
+}
+
+/// Does this token wait for the key already?
+pub fn is_queued(site: &Site, token: &[u8]) -> bool {
+    let state = state();
+    state.queues.find(site.db(), site.key()).is_some_and(|id| state.queues.has(id, token))
+}
+
+/// Takes a place in the queue of the key, the reply left pending. False: it cannot be left pending here.
+pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: Option<i64>) -> Result<bool, Failure> {
+    if !call.may_block() {
+        return Ok(false);
+    }
+    let (mut state, db, key) = (state(), call.db(), call.key());
+    let most = usize::try_from(MAX_WAITERS.load(Relaxed)).unwrap_or(usize::MAX);
+    if !state.queues.has_room(db, key, most, token) {
+        return Err(Failure::QueueFull);
+    }
+    let Some(blocked) = call.block() else { return Ok(false) };
+    let since = monotonic_ms();
+    let until = match timeout {
+        Timeout::Never => None,
+        Timeout::After(ms) => Some(since.saturating_add_unsigned(ms)),
+    };
+    let client = Client { blocked, id: call.client_id() };
+    let joined = state.queues.join(db, key, most, Waiter { token: token.into(), ask, since, until, client });
+    let Ok(joined) = joined else {
+        blocked.answer(Answer::Integer(0)); // not reached: there was room
+        return Err(Failure::Internal);
+    };
+    state.clients.insert(blocked, Stage::Waits(joined.place));
+    if let Some(displaced) = joined.displaced {
+        state.dismiss(displaced.blocked, Answer::Integer(0));
+    }
+    state.deaf = !server::listen();
+    state.look_after(joined.place.queue(), lease_ends);
+    state.count();
+    state.arm();
+    Ok(true)
+}
+
+/// A holder's token has been granted or renewed again: a grant of it that is under way will not be taken back.
+pub fn confirm(site: &Site, token: &[u8]) {
+    let mut state = state();
+    if state.under_way == 0 && state.give_back.is_empty() {
+        return;
+    }
+    let (db, key) = (site.db(), site.key());
+    let same = |grant: &Grant| grant.db == db && *grant.key == *key && *grant.token == *token;
+    state.give_back.retain(|grant| !same(grant));
+    let confirmed: Vec<Blocked> = state
+        .clients
+        .iter()
+        .filter(|(_, stage)| matches!(stage, Stage::UnderWay(grant) if same(grant)))
+        .map(|(&client, _)| client)
+        .collect();
+    for client in confirmed {
+        state.delivered(client);
+    }
+}
+
+/// A token that is only queued takes itself out. Says whether it was queued.
+pub fn withdraw(site: &Site, token: &[u8]) -> bool {
+    let mut state = state();
+    let Some(id) = state.queues.find(site.db(), site.key()) else { return false };
+    let Some(left) = state.queues.leave_token(id, token) else { return false };
+    state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
+    if left.was_head {
+        state.touched.insert(id);
+        site.context().work_soon();
+    }
+    state.count();
+    true
+}
+
+/// One waiter, as INFO shows it.
+#[derive(Debug)]
+pub struct Shown {
+    /// Who.
+    pub token: Arc<[u8]>,
+    /// For how long, in ms.
+    pub waited: i64,
+    /// The client's id.
+    pub client: u64,
+}
+
+/// How many wait for a key, and the first of them.
+pub fn show(site: &Site, most: usize) -> (usize, Vec<Shown>) {
+    let state = state();
+    let Some(id) = state.queues.find(site.db(), site.key()) else { return (0, Vec::new()) };
+    let now = monotonic_ms();
+    let shown = state.queues.waiters(id).take(most).map(|waiter| Shown {
+        token: Arc::clone(&waiter.token),
+        waited: now.saturating_sub(waiter.since).max(0),
+        client: waiter.client.id,
+    });
+    (state.queues.len(id), shown.collect())
+}
+
+/// The reply has gone out, or never will.
+pub fn delivered(client: Blocked) {
+    if any() {
+        state().delivered(client);
+    }
+}
+
+/// CLIENT UNBLOCK: the wait ends as by its timeout. The server replies.
+pub fn gave_up(context: &Context, client: Blocked) {
+    gone(context, client);
+}
+
+/// A client is gone: out of the queue with it, and a grant on its way to it goes back.
+pub fn gone(context: &Context, client: Blocked) {
+    let mut state = state();
+    match state.clients.remove(&client) {
+        Some(Stage::Waits(place)) => {
+            client.end();
+            if state.queues.leave(place).is_some_and(|left| left.was_head) {
+                state.touched.insert(place.queue());
+            }
+        }
+        Some(Stage::UnderWay(grant)) => {
+            state.under_way = state.under_way.saturating_sub(1);
+            state.give_back.push(grant);
+        }
+        None => return, // its end has come already
+    }
+    state.count();
+    if !state.touched.is_empty() || !state.give_back.is_empty() {
+        context.work_soon();
+    }
+}
+
+/// Something has happened to a key. Called for every key of the server while somebody waits, so it tells most of them from a
+/// waited one by a look at a small table; and not for what we do ourselves, for then the state is locked.
+#[inline]
+pub fn touched(key: &[u8], place: impl FnOnce() -> (Context, i32)) {
+    let Ok(mut state) = STATE.try_lock() else { return };
+    if !state.queues.may_wait(key) {
+        return;
+    }
+    let (context, db) = place();
+    if let Some(id) = state.queues.find(db, key) {
+        state.touched.insert(id);
+        context.work_soon();
+    }
+}
+
+/// All keys of a database, or of all of them, may be gone or others.
+pub fn flushed(context: &Context, db: Option<i32>) {
+    let mut state = state();
+    let queues = db.map_or_else(|| state.queues.all(), |db| state.queues.of_db(db));
+    state.touched.extend(queues);
+    context.work_soon();
+}
+
+/// This server is a replica now: nobody waits here any more.
+pub fn demoted() {
+    let mut state = state();
+    state.give_back.clear();
+    let waiting: Vec<(Blocked, Place)> = state
+        .clients
+        .iter()
+        .filter_map(|(&client, stage)| match stage {
+            Stage::Waits(place) => Some((client, *place)),
+            Stage::UnderWay(_) => None,
+        })
+        .collect();
+    for (client, place) in waiting {
+        state.queues.leave(place);
+        state.dismiss(client, Answer::Error(c"UNBLOCKED this server is a replica now: ask its primary".into()));
+    }
+    state.count();
+}
+
+/// What the events left to do, as soon as writing is allowed.
+pub fn work(context: &Context) {
+    state().work(context);
+}
+
+/// The timer: timeouts, leases that have ended, and what is to be tried again.
+pub fn tick(context: &Context) {
+    let mut state = state();
+    for place in state.queues.timed_out(monotonic_ms()) {
+        let Some(left) = state.queues.leave(place) else { continue };
+        state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
+        stats::bump(&stats::LOCK_TIMEOUTS);
+        if left.was_head {
+            state.touched.insert(place.queue());
+        }
+    }
+    let due = state.queues.due(server::now_us().div_euclid(1000));
+    state.touched.extend(due);
+    state.work(context);
+}
+
+impl State {
+    /// Grants to the head of a queue, and to the next, for as long as the lock admits them.
+    fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>, expired: bool) -> Result<(), Failure> {
+        let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return Ok(()) };
+        let (clients, under_way) = (&mut self.clients, &mut self.under_way);
+        let served = self.queues.serve(id, hold, |waiter, fence| {
+            let client = waiter.client.blocked;
+            let grant = Grant { db, key: Arc::clone(&key), token: waiter.token };
+            clients.insert(client, Stage::UnderWay(grant));
+            *under_way = under_way.saturating_add(1);
+            client.answer(Answer::Integer(fence));
+            stats::bump(&stats::LOCK_GRANTS);
+            stats::bump(if expired { &stats::LOCK_EXPIRED_HANDOVERS } else { &stats::LOCK_HANDOVERS });
+            let waited = monotonic_ms().saturating_sub(waiter.since);
+            stats::raise(&stats::LOCK_WAIT_MS_MAX, waited);
+        });
+        self.look_after(id, hold.deadline());
+        self.count();
+        self.arm();
+        served
+    }
+
+    /// A client is answered, and not by a grant.
+    fn dismiss(&mut self, client: Blocked, answer: Answer) {
+        self.clients.remove(&client);
+        client.answer(answer);
+    }
+
+    fn delivered(&mut self, client: Blocked) {
+        if matches!(self.clients.get(&client), Some(Stage::UnderWay(_))) {
+            self.clients.remove(&client);
+            self.under_way = self.under_way.saturating_sub(1);
+            self.count();
+        }
+    }
+
+    fn work(&mut self, context: &Context) {
+        if context.is_passive() {
+            self.give_back.clear();
+        }
+        let grants = core::mem::take(&mut self.give_back);
+        for grant in grants {
+            let open = context.at(grant.db, &grant.key, |site| self.take_back(site, &grant));
+            if let Err(later) = open {
+                self.give_back.push(grant);
+                server::arm(later);
+            }
+        }
+        for id in core::mem::take(&mut self.touched) {
+            let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { continue };
+            context.at(db, &key, |site| self.look(site, id));
+        }
+        self.count();
+        self.arm();
+    }
+
+    /// A grant whose client died on the way: the lock goes on, if the token still has it. `Err`: try again in so many ms.
+    fn take_back(&mut self, site: &Site, grant: &Grant) -> Result<(), i64> {
+        match site.gate() {
+            Gate::Open => {}
+            Gate::Paused => return Err(PAUSED_MS),
+            Gate::Shut => return Err(SHUT_MS),
+            Gate::Elsewhere => return Ok(()),
+        }
+        let _ = crate::hold::release(site, &grant.token, |hold| {
+            let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
+            self.serve(id, hold, false)
+        });
+        Ok(())
+    }
+
+    /// Looks at a key that somebody waits for, outside a client's command.
+    fn look(&mut self, site: &Site, id: QueueId) {
+        let now_us = site.now_us();
+        let again = match site.gate() {
+            Gate::Paused => PAUSED_MS,
+            Gate::Shut | Gate::Elsewhere => SHUT_MS,
+            Gate::Open => {
+                let mut key = site.open();
+                let mut hold = Hold::new(site, &mut key, now_us);
+                // A key of another type keeps its waiters; anything else has been counted where it happened.
+                let _ = self.serve(id, &mut hold, true);
+                return;
+            }
+        };
+        self.queues.look_at(id, Some(now_us.div_euclid(1000).saturating_add(again)));
+    }
+
+    /// When a key is to be looked at next: right after its lease has ended, and from time to time where nothing tells of it.
+    fn look_after(&mut self, id: QueueId, lease_ends: Option<i64>) {
+        // A key expires when its deadline is past, not when it is reached.
+        let mut when = lease_ends.map(|ends| ends.saturating_add(1));
+        if self.deaf {
+            let soon = server::now_us().div_euclid(1000).saturating_add(DEAF_MS);
+            when = Some(when.map_or(soon, |when| when.min(soon)));
+        }
+        self.queues.look_at(id, when);
+    }
+
+    fn count(&mut self) {
+        let waiting = self.queues.waiting();
+        stats::set(&stats::LOCK_WAITERS, waiting);
+        let busy = waiting.saturating_add(self.under_way).saturating_add(self.give_back.len());
+        if busy == 0 && BUSY.load(Relaxed) > 0 {
+            // The last one out gives back what a rush had needed.
+            self.clients = HashMap::default();
+            server::stop_listening();
+        }
+        BUSY.store(busy, Relaxed);
+    }
+
+    fn arm(&self) {
+        let timeout = self.queues.next_timeout().map(|until| until.saturating_sub(monotonic_ms()));
+        let look = self.queues.next_look().map(|when| when.saturating_sub(server::now_us().div_euclid(1000)));
+        if let Some(ms) = timeout.into_iter().chain(look).min() {
+            server::arm(ms.max(0));
+        }
+    }
+}
