@@ -7,3 +7,4 @@ pub mod args;
 pub mod bucket;
 pub mod fixed;
 pub mod limit;
+pub mod sliding;
