@@ -66,6 +66,23 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 }
 
+/// Releases the lock if `token` holds it: to whom `next` hands it, or to nobody. Says whether it did.
+pub fn release(
+    site: &Site,
+    token: &[u8],
+    next: impl FnOnce(&mut Hold<'_, '_>) -> Result<(), Failure>,
+) -> Result<bool, Failure> {
+    let mut key = site.open();
+    if standing(&key, token)? != Standing::Mine {
+        return Ok(false);
+    }
+    let mut hold = Hold::new(site, &mut key, site.now_us());
+    hold.free();
+    next(&mut hold)?;
+    hold.settle()?;
+    Ok(true)
+}
+
 impl Lock for Hold<'_, '_> {
     type Grant = i64;
     type Error = Failure;

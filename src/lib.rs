@@ -10,10 +10,12 @@ use std::sync::atomic::AtomicI64;
 use server::{Config, Module, entry};
 
 mod commands;
+mod hold;
 #[allow(unsafe_code, reason = "the one room for it")]
 mod server;
 mod spec;
 mod stats;
+mod waiters;
 
 use commands::{limit, lock};
 

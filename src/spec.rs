@@ -66,6 +66,7 @@ const TOKEN: Arg = positional("token", Kind::Text);
 const TTL: Arg = positional("ttl", Kind::Text);
 const LIMIT: Arg = positional("limit", Kind::Integer);
 const WINDOW: Arg = positional("window", Kind::Text);
+const BLOCK: Arg = Arg { name: "timeout", kind: Kind::Text, token: Some("BLOCK"), optional: true };
 const COST: Arg = Arg { name: "cost", kind: Kind::Integer, token: Some("COST"), optional: true };
 const PEEK: Arg = Arg { name: "peek", kind: Kind::Word, token: Some("PEEK"), optional: true };
 
@@ -81,14 +82,14 @@ const DECISION: Replies = Replies {
 /// Takes a lock.
 pub const LOCK_ACQUIRE: Command = Command {
     name: "LOCK.ACQUIRE",
-    summary: "Takes a lock, or prolongs it for the token that holds it",
-    complexity: "O(1)",
+    summary: "Takes a lock, prolongs it for the token that holds it, or waits for it",
+    complexity: "O(1), and O(log N) to wait, with N being the calls that wait for the key",
     since: "0.1.0",
     arity: -4,
-    flags: &["write", "denyoom"],
-    categories: &["write", "slow", "lock"],
+    flags: &["write", "denyoom", "blocking"],
+    categories: &["write", "slow", "blocking", "lock"],
     key: &["RW", "update"],
-    args: &[KEY, TOKEN, TTL],
+    args: &[KEY, TOKEN, TTL, BLOCK],
     replies: Replies {
         resp2: "Integer: the fencing token, greater than 0, or 0 if the lock was not acquired",
         resp3: "Integer: the fencing token, greater than 0, or 0 if the lock was not acquired",

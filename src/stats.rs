@@ -8,6 +8,19 @@ pub fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Relaxed).wrapping_add(1), Relaxed);
 }
 
+/// Sets a gauge.
+pub fn set(gauge: &AtomicU64, value: usize) {
+    gauge.store(value as u64, Relaxed);
+}
+
+/// Raises a maximum.
+pub fn raise(maximum: &AtomicU64, value: i64) {
+    let value = u64::try_from(value).unwrap_or(0);
+    if value > maximum.load(Relaxed) {
+        maximum.store(value, Relaxed);
+    }
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident = $field:literal,)*) => {
         $($(#[$doc])* pub static $name: AtomicU64 = AtomicU64::new(0);)*

@@ -5,6 +5,7 @@
 
 pub mod args;
 pub mod bucket;
+pub mod cluster;
 pub mod fence;
 pub mod fixed;
 pub mod lease;

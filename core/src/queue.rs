@@ -224,6 +224,12 @@ impl<C> Queues<C> {
         self.queues.get(id.0).is_some_and(|queue| queue.places.contains_key(token))
     }
 
+    /// Would [`Queues::join`] find room?
+    #[must_use]
+    pub fn has_room(&self, db: i32, key: &[u8], most: usize, token: &[u8]) -> bool {
+        self.find(db, key).map_or(most > 0, |id| self.len(id) < most || self.has(id, token))
+    }
+
     /// Takes the last place in the queue of a key; a token that has a place keeps it, and only what it asks for changes.
     ///
     /// # Errors
@@ -362,6 +368,12 @@ impl<C> Queues<C> {
             self.looks.insert((new, id));
         }
         queue.look = when;
+    }
+
+    /// The time [`Queues::look_at`] was given last, and which has not come since.
+    #[must_use]
+    pub fn look(&self, id: QueueId) -> Option<i64> {
+        self.queues.get(id.0)?.look
     }
 
     /// The next timeout, in monotonic ms.

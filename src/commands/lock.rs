@@ -1,32 +1,25 @@
 //! LOCK.ACQUIRE, LOCK.RELEASE, LOCK.RENEW, LOCK.INFO.
 //!
-//! An exclusive lock is a string: the token, with the lease as its expiry. So it is the same lock as that of every client that
-//! locks with `SET key token NX PX`.
-
-use std::sync::{Mutex, PoisonError};
+//! A command that finds somebody waiting for its key serves the queue before itself: so a lock whose lease has just ended is
+//! never seen free by a newcomer.
 
 use sluice_core::args::{self, Words};
-use sluice_core::fence::Fence;
 use sluice_core::lease::{self, Standing};
+use sluice_core::queue::Ask;
 
-use crate::server::{Call, Command, Content, Event, Failure};
-use crate::{spec, stats};
+use crate::hold::{self, Hold, fence, standing};
+use crate::server::{Call, Command, Content, Event, Failure, Key};
+use crate::{spec, stats, waiters};
 
-static FENCE: Mutex<Fence> = Mutex::new(Fence::new());
-
-/// The next fencing token of this server.
-fn fence(now_us: i64) -> i64 {
-    let mut fence = FENCE.lock().unwrap_or_else(PoisonError::into_inner);
-    fence.next(now_us).cast_signed()
-}
-
-/// How the key stands to the token in word `index`.
-fn standing(content: Content<'_>, token: &[u8]) -> Result<Standing, Failure> {
-    match content {
-        Content::Nothing => Ok(lease::standing(None, token)),
-        Content::String(holder) => Ok(lease::standing(Some(holder), token)),
-        Content::Other => Err(Failure::NoLock),
+/// How the lock stands to the token, once those who wait have had their turn.
+#[inline]
+fn served<'c>(call: &'c Call, key: &mut Key<'c>, token: &[u8], now_us: i64) -> Result<Standing, Failure> {
+    let found = standing(key, token)?;
+    if found != Standing::Free || !waiters::any() {
+        return Ok(found);
     }
+    waiters::serve(call, &mut Hold::new(call, key, now_us))?;
+    standing(key, token)
 }
 
 /// LOCK.ACQUIRE.
@@ -37,11 +30,11 @@ impl Command for Acquire {
     const SPEC: &'static spec::Command = &spec::LOCK_ACQUIRE;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let args::Acquire { token, ttl, .. } = args::Acquire::parse(call)?;
+        let args::Acquire { token, ttl, mode, block } = args::Acquire::parse(call)?;
         let mut key = call.open();
         let now_us = call.now_us();
         let now = now_us.div_euclid(1000);
-        match standing(key.content(), token)? {
+        match served(call, &mut key, token, now_us)? {
             Standing::Free => {
                 let deadline = lease::deadline(now, ttl);
                 key.create(token, deadline)?;
@@ -49,6 +42,9 @@ impl Command for Acquire {
                 call.changed(&[Event::Set, Event::Expire]);
             }
             Standing::Mine => {
+                if waiters::any() {
+                    waiters::confirm(call, token);
+                }
                 if let Some(deadline) = lease::prolonged(key.deadline(), now, ttl) {
                     key.set_deadline(deadline)?;
                     call.replicate_deadline(deadline)?;
@@ -56,6 +52,13 @@ impl Command for Acquire {
                 }
             }
             Standing::Theirs => {
+                if let Some(timeout) = block {
+                    let ends = key.deadline();
+                    drop(key);
+                    if waiters::join(call, token, Ask { mode, ttl }, timeout, ends)? {
+                        return Ok(());
+                    }
+                }
                 stats::bump(&stats::LOCK_REFUSED);
                 call.reply_integer(0);
                 return Ok(());
@@ -76,14 +79,15 @@ impl Command for Release {
 
     fn run(call: &Call) -> Result<(), Failure> {
         let token = args::token(call.word(2))?;
-        let mut key = call.open();
-        let mine = standing(key.content(), token)? == Standing::Mine;
-        if mine {
-            key.delete()?;
-            call.replicate_del()?;
-            call.changed(&[Event::Del]);
+        let busy = waiters::any();
+        let released = hold::release(call, token, |hold| if busy { waiters::serve(call, hold) } else { Ok(()) })?;
+        if busy && !released {
+            // Who only waits gives up its place; and whoever is next may have had to be told that the lease has ended.
+            waiters::withdraw(call, token);
+            let mut key = call.open();
+            served(call, &mut key, token, call.now_us())?;
         }
-        call.reply_integer(i64::from(mine));
+        call.reply_integer(i64::from(released));
         Ok(())
     }
 }
@@ -98,10 +102,13 @@ impl Command for Renew {
     fn run(call: &Call) -> Result<(), Failure> {
         let (token, ttl) = (args::token(call.word(2))?, args::ttl(call.word(3))?);
         let mut key = call.open();
-        let mine = standing(key.content(), token)? == Standing::Mine;
+        let now_us = call.now_us();
+        let mine = served(call, &mut key, token, now_us)? == Standing::Mine;
         if mine {
-            let now = call.now_us().div_euclid(1000);
-            if let Some(deadline) = lease::renewed(key.deadline(), now, ttl) {
+            if waiters::any() {
+                waiters::confirm(call, token);
+            }
+            if let Some(deadline) = lease::renewed(key.deadline(), now_us.div_euclid(1000), ttl) {
                 key.set_deadline(deadline)?;
                 call.replicate_deadline(deadline)?;
                 call.changed(&[Event::Expire]);
@@ -112,6 +119,9 @@ impl Command for Renew {
     }
 }
 
+/// How many holders and waiters INFO lists at most.
+const LISTED: usize = 100;
+
 /// LOCK.INFO.
 #[derive(Debug)]
 pub struct Info;
@@ -120,6 +130,7 @@ impl Command for Info {
     const SPEC: &'static spec::Command = &spec::LOCK_INFO;
 
     fn run(call: &Call) -> Result<(), Failure> {
+        let (waiting, queue) = if waiters::any() { waiters::show(call, LISTED) } else { (0, Vec::new()) };
         let key = call.open_to_read();
         let holder = match key.content() {
             Content::Nothing => None,
@@ -135,7 +146,7 @@ impl Command for Info {
         call.reply_bytes(b"held");
         call.reply_integer(i64::from(holder.is_some()));
         call.reply_bytes(b"waiters");
-        call.reply_integer(0);
+        call.reply_integer(i64::try_from(waiting).unwrap_or(i64::MAX));
         call.reply_bytes(b"holders");
         call.reply_array(usize::from(holder.is_some()));
         if let Some(token) = holder {
@@ -148,7 +159,18 @@ impl Command for Info {
             call.reply_integer(ttl);
         }
         call.reply_bytes(b"queue");
-        call.reply_array(0);
+        call.reply_array(queue.len());
+        for waiter in queue {
+            call.reply_map(4);
+            call.reply_bytes(b"token");
+            call.reply_bytes(&waiter.token);
+            call.reply_bytes(b"mode");
+            call.reply_bytes(b"exclusive");
+            call.reply_bytes(b"waited");
+            call.reply_integer(waiter.waited);
+            call.reply_bytes(b"client");
+            call.reply_integer(waiter.client.cast_signed());
+        }
         Ok(())
     }
 }

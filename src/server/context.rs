@@ -39,6 +39,11 @@ impl Context {
         flags & (raw::REDISMODULE_CTX_FLAGS_SLAVE | raw::REDISMODULE_CTX_FLAGS_LOADING) != 0
     }
 
+    /// Is this server a node of a cluster?
+    pub fn in_cluster(&self) -> bool {
+        context_flags(self.raw) & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0
+    }
+
     /// Has [`waiters::work`] done as soon as the running command, transaction or script is over; on a server without such jobs
     /// (Redis 7.0) after the commands that have already been read.
     pub fn work_soon(&self) {

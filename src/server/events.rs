@@ -58,7 +58,9 @@ unsafe extern "C" fn happened(
         // SAFETY: the server keeps the name until the callback returns.
         let name = unsafe { key::bytes(name) };
         // SAFETY: the context is that of the running callback.
-        waiters::touched(name, || (unsafe { Context::new(context) }, unsafe { api!(RedisModule_GetSelectedDb)(context) }));
+        waiters::touched(name, || {
+            (unsafe { Context::new(context) }, unsafe { api!(RedisModule_GetSelectedDb)(context) })
+        });
     });
     OK
 }

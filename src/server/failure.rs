@@ -20,6 +20,8 @@ pub enum Failure {
     OutOfMemory,
     /// RL.SLIDING's log is full.
     LogFull,
+    /// As many wait for the key as may.
+    QueueFull,
     /// A bug of ours.
     Internal,
 }
@@ -37,6 +39,9 @@ impl Failure {
             Self::OutOfMemory => c"OOM command not allowed when used memory > 'maxmemory'.",
             Self::LogFull => {
                 c"ERR log full: 16777216 entries in one window; use a shorter window, RL.FIXED or RL.BUCKET"
+            }
+            Self::QueueFull => {
+                c"QUEUEFULL as many calls wait for this key as sluice.max-waiters allows: try again later, or raise it"
             }
             Self::Internal => c"ERR internal error: this is a bug in sluice; the server's log says where, please report it",
         })

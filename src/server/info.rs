@@ -2,17 +2,16 @@
 
 use core::ffi::c_int;
 use std::ffi::CString;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 
 use redis_module::raw;
 
-use super::api;
+use super::{api, guarded};
 use crate::{MODULE, stats};
 
 /// What the server calls for INFO. It names the section after the module, and each field `sluice_…`.
 pub(super) unsafe extern "C" fn show(context: *mut raw::RedisModuleInfoCtx, _crashing: c_int) {
-    let shown = catch_unwind(AssertUnwindSafe(|| {
+    guarded(|| {
         // SAFETY: the context is that of the running call; an empty name stands for the module's.
         if unsafe { api!(RedisModule_InfoAddSection)(context, c"".as_ptr()) } != super::OK {
             return; // another section was asked for
@@ -26,9 +25,5 @@ pub(super) unsafe extern "C" fn show(context: *mut raw::RedisModuleInfoCtx, _cra
             // SAFETY: as above.
             unsafe { api!(RedisModule_InfoAddFieldCString)(context, c"version".as_ptr(), version.as_ptr()) };
         }
-    }));
-    if let Err(payload) = shown {
-        core::mem::forget(payload);
-        stats::bump(&stats::INTERNAL_ERRORS);
-    }
+    });
 }

@@ -1,14 +1,13 @@
 //! Loading and unloading.
 
 use core::ffi::{CStr, c_int};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use lazy_static::lazy_static;
 use redis_module::alloc::RedisAlloc;
 use redis_module::raw;
 
 use super::config::{self, Config};
-use super::{ERR, Entry, OK, api, clock, info, log, register, replicate};
+use super::{ERR, Entry, OK, api, clock, context, events, guarded, info, log, register, replicate};
 use crate::MODULE;
 
 /// Our memory is the server's, so it counts in `used_memory` and towards `maxmemory`.
@@ -89,31 +88,24 @@ unsafe extern "C" fn RedisModule_OnLoad(
     if status == ERR {
         return ERR;
     }
+    let mut status = ERR;
     guarded(|| match load(context, argv, argc) {
-        Ok(()) => OK,
-        Err(why) => {
-            log::warning(&format!("sluice was not loaded: {why}"));
-            ERR
-        }
-    })
+        Ok(()) => status = OK,
+        Err(why) => log::warning(&format!("sluice was not loaded: {why}")),
+    });
+    status
 }
 
 /// What the server calls last. It asks only when nobody is blocked by us.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn RedisModule_OnUnload(_context: *mut raw::RedisModuleCtx) -> c_int {
     guarded(|| {
+        context::release();
         replicate::release();
         // The hook is code that is about to go away.
         drop(std::panic::take_hook());
-        OK
-    })
-}
-
-fn guarded(work: impl FnOnce() -> c_int) -> c_int {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
-        core::mem::forget(payload);
-        ERR
-    })
+    });
+    OK
 }
 
 fn load(
@@ -130,7 +122,8 @@ fn load(
             log::warning(&format!("internal error at {}:{}", place.file(), place.line()));
         }
     }));
-    options(context);
+    let valkey = is_valkey(context);
+    options(context, valkey);
     config::register(context, MODULE.configs, argv, argc)?;
     register::categories(context, MODULE.categories)?;
     for command in MODULE.commands {
@@ -140,6 +133,8 @@ fn load(
     if unsafe { api!(RedisModule_RegisterInfoFunc)(context, Some(info::show)) } == ERR {
         return Err("the server refuses an INFO section");
     }
+    context::prepare(context);
+    events::prepare(context, valkey && breaks_move())?;
     replicate::prepare();
     log::notice(&format!(
         "sluice {} is loaded; this server offers: a clock that stands still in a transaction {}, ACL categories {}, of our own {}",
@@ -156,15 +151,23 @@ const fn yes_or_no(it: bool) -> &'static str {
 }
 
 /// A refusal must not look like a change, and no data of ours needs care in a diskless sync.
-fn options(context: *mut raw::RedisModuleCtx) {
+fn options(context: *mut raw::RedisModuleCtx, valkey: bool) {
     let mut options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
         | NO_IMPLICIT_SIGNAL_MODIFIED
         | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
-    if is_valkey(context) {
+    if valkey {
         options |= HANDLE_ATOMIC_SLOT_MIGRATION;
     }
     // SAFETY: the load function is the place for this.
     unsafe { api!(RedisModule_SetModuleOptions)(context, options as c_int) };
+}
+
+/// From Valkey 8.1.0 to 9.1.0 a client's MOVE leaves it in the other database, and goes wrong on replicas, if any module
+/// listens to key events. The one thing a version is asked for: a bug has no function to look for.
+fn breaks_move() -> bool {
+    // SAFETY: no preconditions.
+    let version = unsafe { api!(RedisModule_GetServerVersion)() };
+    (0x0008_0100..=0x0009_0100).contains(&version)
 }
 
 fn is_valkey(context: *mut raw::RedisModuleCtx) -> bool {

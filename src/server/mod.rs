@@ -3,10 +3,14 @@
 //! The server calls in on one thread at a time, under its global lock, and never while a callback of ours runs, so what is
 //! kept in statics here is never contended.
 
+mod blocked;
 mod call;
 mod clock;
 mod config;
+mod context;
+mod events;
 mod failure;
+mod gate;
 mod info;
 mod key;
 mod load;
@@ -16,16 +20,25 @@ mod replicate;
 mod site;
 mod text;
 
+pub use blocked::{Answer, Blocked};
 pub use call::{Call, Command};
+pub use clock::now_us;
 pub use config::Config;
+pub use context::{Context, arm, monotonic_ms};
+pub use events::{listen, stop_listening};
 pub use failure::Failure;
+pub use gate::Gate;
 pub use key::{Content, Key};
 pub use load::Module;
 pub use register::{Entry, entry};
 pub use site::{Event, Site};
 pub use text::Text;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use redis_module::raw;
+
+use crate::stats;
 
 /// One function of the server's API, by its name there. [`load`] has seen that it exists; should one ever be missing all the
 /// same, the call panics, which the border turns into an error reply.
@@ -46,6 +59,14 @@ pub(crate) use api;
 #[allow(clippy::panic, reason = "caught at the border; load refuses servers that lack a function")]
 fn absent(name: &str) -> ! {
     panic!("the server has no {name}")
+}
+
+/// The border: no panic crosses it. A panic has been logged by then; it is counted here.
+fn guarded(work: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+        core::mem::forget(payload); // its destructor could panic as well
+        stats::bump(&stats::INTERNAL_ERRORS);
+    }
 }
 
 const OK: i32 = raw::REDISMODULE_OK as i32;

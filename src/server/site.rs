@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_int};
 
 use redis_module::raw;
 
-use super::{Failure, Key, api, clock};
+use super::{Context, Key, api, clock, key};
 
 /// The kinds of keyspace events we send.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,26 @@ impl Site {
         clock::now_us()
     }
 
+    /// The number of the database.
+    #[inline]
+    pub fn db(&self) -> i32 {
+        // SAFETY: the context is valid.
+        unsafe { api!(RedisModule_GetSelectedDb)(self.context) }
+    }
+
+    /// The key's name.
+    #[inline]
+    pub fn key(&self) -> &[u8] {
+        // SAFETY: the name lives as long as the site.
+        unsafe { key::bytes(self.name) }
+    }
+
+    /// The context it is in.
+    pub const fn context(&self) -> Context {
+        // SAFETY: it is valid as long as the site.
+        unsafe { Context::new(self.context) }
+    }
+
     /// Opens the key to read and write.
     #[inline]
     pub fn open(&self) -> Key<'_> {
@@ -71,43 +91,6 @@ impl Site {
             return false;
         }
         self.refused_for_memory()
-    }
-
-    #[cold]
-    fn refused_for_memory(&self) -> bool {
-        let call = api!(RedisModule_Call);
-        // SAFETY: the format names the arguments that follow: a string of the server's, a C string, a C string.
-        let reply = unsafe {
-            call(self.context, c"SETRANGE".as_ptr(), c"EMscc".as_ptr(), self.name, c"0".as_ptr(), c"".as_ptr())
-        };
-        if reply.is_null() {
-            return true;
-        }
-        let mut len = 0;
-        // SAFETY: the reply is not null and not yet freed.
-        let refused = unsafe {
-            let text = api!(RedisModule_CallReplyStringPtr)(reply, &raw mut len);
-            api!(RedisModule_CallReplyType)(reply) == raw::REDISMODULE_REPLY_ERROR as c_int
-                && !text.is_null()
-                && core::slice::from_raw_parts(text.cast::<u8>(), len).starts_with(b"OOM")
-        };
-        // SAFETY: freed once.
-        unsafe { api!(RedisModule_FreeCallReply)(reply) };
-        refused
-    }
-
-    /// `DEL key`, as a client would send it. No handle on a key that holds something may be open.
-    #[cold]
-    pub(super) fn delete_by_name(&self) -> Result<(), Failure> {
-        // SAFETY: the format names the arguments that follow; a reply that is not null is freed once.
-        unsafe {
-            let reply = api!(RedisModule_Call)(self.context, c"DEL".as_ptr(), c"!s".as_ptr(), self.name);
-            if reply.is_null() {
-                return Err(Failure::Internal);
-            }
-            api!(RedisModule_FreeCallReply)(reply);
-        }
-        Ok(())
     }
 
     /// Tells watchers, client-side caches and listeners that the key has changed. To be called after the change.

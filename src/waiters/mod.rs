@@ -7,14 +7,14 @@
 //! Inside a client's own write command a grant may always be written. Everywhere else the server is asked first whether it
 //! would take a plain write now; if not, the waiters stay, and are looked at again a little later.
 
+use core::ffi::CStr;
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::CString;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::fast::RandomState;
 use sluice_core::args::Timeout;
-use sluice_core::queue::{Ask, Full, Place, QueueId, Queues, Waiter};
+use sluice_core::queue::{Ask, Place, QueueId, Queues, Waiter};
 
 use crate::hold::Hold;
 use crate::server::{self, Answer, Blocked, Call, Context, Failure, Gate, Site, monotonic_ms};
@@ -57,7 +57,8 @@ struct State {
     give_back: Vec<Grant>,
     /// Queues whose keys something has happened to.
     touched: BTreeSet<QueueId>,
-    deaf: bool,
+    /// Keys must be looked at from time to time, in ms: the server cannot tell that they changed, or slots may move.
+    every: Option<i64>,
 }
 
 lazy_static::lazy_static! {
@@ -67,7 +68,7 @@ lazy_static::lazy_static! {
         under_way: 0,
         give_back: Vec::new(),
         touched: BTreeSet::new(),
-        deaf: false,
+        every: None,
     });
 }
 
@@ -88,13 +89,8 @@ fn state() -> MutexGuard<'static, State> {
 pub fn serve(site: &Site, hold: &mut Hold<'_, '_>) -> Result<(), Failure> {
     let mut state = state();
     let Some(id) = state.queues.find(site.db(), site.key()) else { return Ok(()) };
-    state.serve(id, hold, false)
-}
-
-/// Does this token wait for the key already?
-pub fn is_queued(site: &Site, token: &[u8]) -> bool {
-    let state = state();
-    state.queues.find(site.db(), site.key()).is_some_and(|id| state.queues.has(id, token))
+    let expired = state.is_due(id);
+    state.serve(id, hold, expired)
 }
 
 /// Takes a place in the queue of the key, the reply left pending. False: it cannot be left pending here.
@@ -123,7 +119,10 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     if let Some(displaced) = joined.displaced {
         state.dismiss(displaced.blocked, Answer::Integer(0));
     }
-    state.deaf = !server::listen();
+    state.every = match server::listen() {
+        false => Some(DEAF_MS),
+        true => call.context().in_cluster().then_some(CLUSTER_MS),
+    };
     state.look_after(joined.place.queue(), lease_ends);
     state.count();
     state.arm();
@@ -280,8 +279,9 @@ pub fn tick(context: &Context) {
             state.touched.insert(place.queue());
         }
     }
-    let due = state.queues.due(server::now_us().div_euclid(1000));
-    state.touched.extend(due);
+    for id in state.queues.due(server::now_us().div_euclid(1000)) {
+        state.look(context, id, true);
+    }
     state.work(context);
 }
 
@@ -334,8 +334,8 @@ impl State {
             }
         }
         for id in core::mem::take(&mut self.touched) {
-            let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { continue };
-            context.at(db, &key, |site| self.look(site, id));
+            let expired = self.is_due(id);
+            self.look(context, id, expired);
         }
         self.count();
         self.arm();
@@ -356,29 +356,47 @@ impl State {
         Ok(())
     }
 
+    /// Has the lease ended that the queue was to be looked at for?
+    fn is_due(&self, id: QueueId) -> bool {
+        self.queues.look(id).is_some_and(|when| when <= server::now_us().div_euclid(1000))
+    }
+
     /// Looks at a key that somebody waits for, outside a client's command.
-    fn look(&mut self, site: &Site, id: QueueId) {
-        let now_us = site.now_us();
-        let again = match site.gate() {
-            Gate::Paused => PAUSED_MS,
-            Gate::Shut | Gate::Elsewhere => SHUT_MS,
-            Gate::Open => {
-                let mut key = site.open();
-                let mut hold = Hold::new(site, &mut key, now_us);
-                // A key of another type keeps its waiters; anything else has been counted where it happened.
-                let _ = self.serve(id, &mut hold, true);
-                return;
-            }
-        };
-        self.queues.look_at(id, Some(now_us.div_euclid(1000).saturating_add(again)));
+    fn look(&mut self, context: &Context, id: QueueId, expired: bool) {
+        let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return };
+        context.at(db, &key, |site| {
+            let now_us = site.now_us();
+            let again = match site.gate() {
+                Gate::Paused => PAUSED_MS,
+                Gate::Shut => SHUT_MS,
+                Gate::Elsewhere => return self.send_on(id, &site.redirection()),
+                Gate::Open => {
+                    let mut key = site.open();
+                    let mut hold = Hold::new(site, &mut key, now_us);
+                    // What keeps a lock from being read, as a key of another type does, keeps its waiters as well.
+                    let _ = self.serve(id, &mut hold, expired);
+                    return;
+                }
+            };
+            self.queues.look_at(id, Some(now_us.div_euclid(1000).saturating_add(again)));
+        });
+    }
+
+    /// The key is another node's now: all who wait for it are sent there.
+    fn send_on(&mut self, id: QueueId, to: &CStr) {
+        while let Some((place, head)) = self.queues.head(id) {
+            let client = head.client.blocked;
+            self.queues.leave(place);
+            self.dismiss(client, Answer::Error(to.into()));
+        }
     }
 
     /// When a key is to be looked at next: right after its lease has ended, and from time to time where nothing tells of it.
     fn look_after(&mut self, id: QueueId, lease_ends: Option<i64>) {
         // A key expires when its deadline is past, not when it is reached.
         let mut when = lease_ends.map(|ends| ends.saturating_add(1));
-        if self.deaf {
-            let soon = server::now_us().div_euclid(1000).saturating_add(DEAF_MS);
+        if let Some(every) = self.every {
+            let soon = server::now_us().div_euclid(1000).saturating_add(every);
             when = Some(when.map_or(soon, |when| when.min(soon)));
         }
         self.queues.look_at(id, when);

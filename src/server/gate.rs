@@ -1,0 +1,147 @@
+//! What only the server can tell, asked by commands that change nothing: would it take a write now, and whose is a slot?
+
+use std::ffi::CString;
+
+use redis_module::raw;
+use sluice_core::cluster;
+
+use super::{Failure, Site, api};
+
+/// What would become of a plain write to a key now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// It would be taken.
+    Open,
+    /// Writes are paused: CLIENT PAUSE, FAILOVER, CLUSTER FAILOVER. To write all the same would end the server.
+    Paused,
+    /// It would be refused: READONLY, NOREPLICAS, MISCONF, CLUSTERDOWN.
+    Shut,
+    /// The key's slot is another node's, or on its way there.
+    Elsewhere,
+}
+
+impl Site {
+    /// Asks the server by a write of no bytes, which changes nothing and is refused when any write would be.
+    pub fn gate(&self) -> Gate {
+        // SAFETY: no preconditions.
+        if unsafe { api!(RedisModule_AvoidReplicaTraffic)() } != 0 {
+            return Gate::Paused;
+        }
+        if self.context().is_passive() {
+            return Gate::Shut;
+        }
+        // SAFETY: the format names the arguments that follow: a string of the server's and two C strings.
+        let reply = Reply(unsafe {
+            api!(RedisModule_Call)(
+                self.context,
+                c"SETRANGE".as_ptr(),
+                c"SEscc".as_ptr(),
+                self.name,
+                c"0".as_ptr(),
+                c"".as_ptr(),
+            )
+        });
+        match reply.kind() {
+            None => Gate::Shut,
+            Some(raw::REDISMODULE_REPLY_ERROR) => refusal(reply.text()),
+            Some(_) => Gate::Open,
+        }
+    }
+
+    /// Where to send those who wait for a key that [`Gate::Elsewhere`] was said of: the server's own redirection.
+    pub fn redirection(&self) -> CString {
+        // SAFETY: as above: two C strings and a string of the server's; then two C strings.
+        let (slot, nodes) = unsafe {
+            let call = api!(RedisModule_Call);
+            (
+                Reply(call(self.context, c"CLUSTER".as_ptr(), c"cs".as_ptr(), c"KEYSLOT".as_ptr(), self.name)),
+                Reply(call(self.context, c"CLUSTER".as_ptr(), c"c".as_ptr(), c"NODES".as_ptr())),
+            )
+        };
+        let owner = slot.integer().and_then(|slot| {
+            let slot = u16::try_from(slot).ok()?;
+            match cluster::owner(core::str::from_utf8(nodes.text()).ok()?, slot) {
+                cluster::Owner::Other(address) => CString::new(format!("MOVED {slot} {address}")).ok(),
+                cluster::Owner::Myself | cluster::Owner::Unknown => None,
+            }
+        });
+        owner.unwrap_or_else(|| c"TRYAGAIN the slot of this key is on its way to another node: ask again".into())
+    }
+
+    /// Would the server refuse a command that may need memory, as it refused those of others before this one?
+    #[cold]
+    pub(super) fn refused_for_memory(&self) -> bool {
+        // SAFETY: as in `gate`.
+        let reply = Reply(unsafe {
+            api!(RedisModule_Call)(
+                self.context,
+                c"SETRANGE".as_ptr(),
+                c"EMscc".as_ptr(),
+                self.name,
+                c"0".as_ptr(),
+                c"".as_ptr(),
+            )
+        });
+        reply.kind().is_none_or(|kind| kind == raw::REDISMODULE_REPLY_ERROR && reply.text().starts_with(b"OOM"))
+    }
+
+    /// `DEL key`, as a client would send it. No handle on a key that holds something may be open.
+    #[cold]
+    pub(super) fn delete_by_name(&self) -> Result<(), Failure> {
+        // SAFETY: as in `gate`.
+        let reply = Reply(unsafe { api!(RedisModule_Call)(self.context, c"DEL".as_ptr(), c"!s".as_ptr(), self.name) });
+        reply.kind().map_or(Err(Failure::Internal), |_| Ok(()))
+    }
+}
+
+/// What the server answers to a command of ours; dropped, it is freed.
+struct Reply(*mut raw::RedisModuleCallReply);
+
+impl Reply {
+    /// None: there was no such command, or it was not run.
+    fn kind(&self) -> Option<isize> {
+        // SAFETY: not null, and not yet freed.
+        (!self.0.is_null()).then(|| unsafe { api!(RedisModule_CallReplyType)(self.0) } as isize)
+    }
+
+    /// The text of a string or an error.
+    fn text(&self) -> &[u8] {
+        if self.0.is_null() {
+            return &[];
+        }
+        let mut len = 0;
+        // SAFETY: as above.
+        let text = unsafe { api!(RedisModule_CallReplyStringPtr)(self.0, &raw mut len) };
+        if text.is_null() {
+            return &[];
+        }
+        // SAFETY: the server gave pointer and length of one allocation, which lives as long as the reply.
+        unsafe { core::slice::from_raw_parts(text.cast::<u8>(), len) }
+    }
+
+    fn integer(&self) -> Option<i64> {
+        // SAFETY: as above.
+        (self.kind()? == raw::REDISMODULE_REPLY_INTEGER).then(|| unsafe { api!(RedisModule_CallReplyInteger)(self.0) })
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: freed once.
+            unsafe { api!(RedisModule_FreeCallReply)(self.0) };
+        }
+    }
+}
+
+/// What an error says of the gate. A key of another type is no obstacle to a write as such.
+fn refusal(text: &[u8]) -> Gate {
+    let elsewhere = b"non local key";
+    if text.starts_with(b"WRONGTYPE") {
+        Gate::Open
+    } else if text.windows(elsewhere.len()).any(|part| part == elsewhere) {
+        Gate::Elsewhere
+    } else {
+        Gate::Shut
+    }
+}
