@@ -10,5 +10,6 @@ pub mod fence;
 pub mod fixed;
 pub mod lease;
 pub mod limit;
+pub mod lock;
 pub mod queue;
 pub mod sliding;
