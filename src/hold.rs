@@ -1,33 +1,42 @@
-//! A lock, as it is stored in a key: an exclusive one is a string, the token, with the lease as its expiry. So it is the same
-//! lock as that of every client that locks with `SET key token NX PX`.
+//! A lock, as it is stored in a key; the Redis type of the key is the kind of the lock.
+//!
+//! | kind | stored as |
+//! |---|---|
+//! | exclusive | string: the token; the key's TTL is the lease |
+//! | reentrant | hash of one field: token -> holds; the key's TTL is the lease |
+//! | shared, semaphore | sorted set: token -> deadline in ms and a fraction; the key's TTL is the last deadline |
+//!
+//! An exclusive lock is thereby the same as that of every client that locks with `SET key token NX PX`.
 
+use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
+use sluice_core::args;
 use sluice_core::fence::Fence;
-use sluice_core::lease::{self, Standing};
+use sluice_core::lease;
+use sluice_core::lock::{self, Decision, Family, Found, Release, Want};
 use sluice_core::queue::{Ask, Lock};
 
-use crate::server::{Content, Event, Failure, Key, Site};
+use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text};
 
 static FENCE: Mutex<Fence> = Mutex::new(Fence::new());
 
-/// The next fencing token of this server.
-pub fn fence(now_us: i64) -> i64 {
-    FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(now_us).cast_signed()
+/// How many members whose deadline is past a change takes along at most, so that no call pays for all of a long silence.
+const PRUNED: usize = 64;
+
+/// One holder, as INFO shows it.
+#[derive(Debug)]
+pub struct Holder {
+    /// Who.
+    pub token: Vec<u8>,
+    /// How many holds.
+    pub holds: u64,
+    /// When the lease ends, in ms; `None`: it does not.
+    pub deadline: Option<i64>,
 }
 
-/// How the lock in a key stands to `token`.
-#[inline]
-pub fn standing(key: &Key<'_>, token: &[u8]) -> Result<Standing, Failure> {
-    match key.content() {
-        Content::Nothing => Ok(lease::standing(None, token)),
-        Content::String(holder) => Ok(lease::standing(Some(holder), token)),
-        Content::Other => Err(Failure::NoLock),
-    }
-}
-
-/// An opened lock, about to change hands. What it was is written over by a grant, or removed by [`Hold::settle`], so a lock that
-/// is handed over is never seen free, and costs one write.
+/// An opened lock. What it was is written over by a grant, or removed by [`Hold::settle`]; so a lock that is handed over is
+/// never seen free, and costs one write.
 #[derive(Debug)]
 pub struct Hold<'k, 'c> {
     site: &'c Site,
@@ -35,77 +44,413 @@ pub struct Hold<'k, 'c> {
     now_us: i64,
     /// Given up, though it is still there.
     freed: bool,
-    /// The end of the lease granted last.
-    deadline: Option<i64>,
 }
 
 impl<'k, 'c> Hold<'k, 'c> {
-    /// The lock in an open key.
+    /// The lock in a key opened to write.
     pub const fn new(site: &'c Site, key: &'k mut Key<'c>, now_us: i64) -> Self {
-        Self { site, key, now_us, freed: false, deadline: None }
+        Self { site, key, now_us, freed: false }
     }
 
-    /// The holder gives it up.
-    pub const fn free(&mut self) {
-        self.freed = true;
+    const fn now(&self) -> i64 {
+        self.now_us.div_euclid(1000)
     }
 
-    /// The end of the lease, as far as there is one.
-    pub fn deadline(&self) -> Option<i64> {
-        self.deadline.or_else(|| self.key.deadline())
-    }
-
-    /// Nobody wanted it: a lock that was given up is removed.
-    pub fn settle(self) -> Result<(), Failure> {
+    /// How the lock stands to a token.
+    ///
+    /// # Errors
+    /// [`Failure::NoLock`] if the key holds what no lock is.
+    #[inline]
+    pub fn find(&self, token: Lent<'_>) -> Result<Found, Failure> {
         if self.freed {
+            return Ok(Found::Free);
+        }
+        match self.key.content() {
+            Content::Nothing => Ok(Found::Free),
+            Content::String(holder) => Ok(Found::Exclusive { mine: holder == token.bytes() }),
+            Content::Hash => {
+                let (holder, holds) = reentrant(self.key)?;
+                Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
+            }
+            Content::SortedSet => self.find_among(token),
+            Content::Other => Err(Failure::NoLock),
+        }
+    }
+
+    fn find_among(&self, token: Lent<'_>) -> Result<Found, Failure> {
+        let now = self.now();
+        let (family, first, last) = ends(self.key)?;
+        let mine = match self.key.score(token) {
+            None => None,
+            Some(score) => match lock::score(score) {
+                Some((found, deadline)) if found == family => Some(deadline),
+                _ => return Err(Failure::NoLock),
+            },
+        };
+        if last < now {
+            return Ok(Found::Free);
+        }
+        let mine = mine.is_some_and(|deadline| deadline >= now);
+        match family {
+            Family::Semaphore => Ok(Found::Permits { mine, held: self.live(first, family)? }),
+            Family::Shared => {
+                let mut others = false;
+                self.key.members(Order::Down, f64::INFINITY, |member, score| {
+                    let live = lock::score(score).is_some_and(|(_, deadline)| deadline >= now);
+                    others = live && member.bytes() != token.bytes();
+                    live && !others
+                });
+                Ok(Found::Shared { mine, others })
+            }
+        }
+    }
+
+    /// How many members are unexpired.
+    fn live(&self, first: i64, family: Family) -> Result<u64, Failure> {
+        if first >= self.now() {
+            return Ok(self.key.len() as u64);
+        }
+        let from = CString::new(format!("{}{}", self.now(), family.suffix())).map_err(|_| Failure::Internal)?;
+        self.site.count_from(&from).and_then(|count| u64::try_from(count).ok()).ok_or(Failure::Internal)
+    }
+
+    /// When the lock may next become free for somebody who waits, as far as that is known.
+    pub fn next_change(&self) -> Option<i64> {
+        match self.key.content() {
+            Content::SortedSet => {
+                let (family, first, last) = ends(self.key).ok()?;
+                match family {
+                    Family::Shared => Some(last),
+                    Family::Semaphore if first >= self.now() => Some(first),
+                    Family::Semaphore => {
+                        let mut next = None;
+                        self.key.members(Order::Up, family.score(self.now()), |_, score| {
+                            next = lock::score(score).map(|(_, deadline)| deadline);
+                            false
+                        });
+                        next
+                    }
+                }
+            }
+            _ => self.key.deadline(),
+        }
+    }
+
+    /// Writes a decision that grants, and gives its fencing token. A holder's lease is never shortened by it.
+    pub fn grant(
+        &mut self,
+        found: Found,
+        decision: Decision,
+        token: Lent<'_>,
+        want: Want,
+        ttl: u64,
+    ) -> Result<i64, Failure> {
+        let wanted = lease::deadline(self.now(), ttl);
+        match (decision, found) {
+            (Decision::Exclusive, Found::Free) if !self.freed && self.key.content() == Content::Nothing => {
+                self.key.create(token.bytes(), wanted)?;
+                self.site.replicate_set_text(token, wanted)?;
+                self.site.changed(&[Event::Set, Event::Expire]);
+            }
+            (Decision::Exclusive, _) => {
+                let deadline = self.at_least(found, token, wanted).unwrap_or(wanted);
+                if matches!(self.key.content(), Content::String(_)) {
+                    self.key.replace(token.bytes())?;
+                    self.key.set_deadline(deadline)?;
+                } else {
+                    self.key.delete()?;
+                    self.key.create(token.bytes(), deadline)?;
+                }
+                self.site.replicate_set_text(token, deadline)?;
+                self.site.changed(&[Event::Set, Event::Expire]);
+            }
+            (Decision::Reentrant { holds }, Found::Reentrant { .. }) if holds > 1 => {
+                self.set_holds(token, holds)?;
+                if let Some(deadline) = lease::prolonged(self.key.deadline(), self.now(), ttl) {
+                    self.set_deadline(deadline)?;
+                    self.site.changed(&[Event::HIncrBy, Event::Expire]);
+                } else {
+                    self.site.changed(&[Event::HIncrBy]);
+                }
+            }
+            (Decision::Reentrant { holds }, _) => {
+                let deadline = self.at_least(found, token, wanted);
+                self.make_way()?;
+                self.set_holds(token, holds)?;
+                match deadline {
+                    Some(deadline) => {
+                        self.set_deadline(deadline)?;
+                        self.site.changed(&[Event::HIncrBy, Event::Expire]);
+                    }
+                    None => self.site.changed(&[Event::HIncrBy]),
+                }
+            }
+            (Decision::First, _) => {
+                let deadline = self.at_least(found, token, wanted).unwrap_or(wanted);
+                self.make_way()?;
+                self.add(token, family(want), deadline)?;
+                self.set_deadline(deadline)?;
+                self.site.changed(&[Event::ZAdd, Event::Expire]);
+            }
+            (Decision::Prolong, Found::Exclusive { .. } | Found::Reentrant { .. }) => {
+                if let Some(deadline) = lease::prolonged(self.key.deadline(), self.now(), ttl) {
+                    self.set_deadline(deadline)?;
+                    self.site.changed(&[Event::Expire]);
+                }
+            }
+            (Decision::Join, _) => self.set_share(token, family(want), wanted)?,
+            (Decision::Prolong, _) => {
+                if self.share(token).is_none_or(|deadline| deadline < wanted) {
+                    self.set_share(token, family(want), wanted)?;
+                }
+            }
+            (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
+        }
+        self.freed = false;
+        Ok(FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(self.now_us).cast_signed())
+    }
+
+    /// The deadline of a holder that converts: the later of its own and the one it asks for, or none if it has none.
+    fn at_least(&self, found: Found, token: Lent<'_>, wanted: i64) -> Option<i64> {
+        if self.freed {
+            return Some(wanted);
+        }
+        match found {
+            Found::Exclusive { mine: true } | Found::Reentrant { mine: true, .. } => {
+                self.key.deadline().map(|deadline| deadline.max(wanted))
+            }
+            Found::Shared { mine: true, .. } => Some(self.share(token).unwrap_or(wanted).max(wanted)),
+            _ => Some(wanted),
+        }
+    }
+
+    /// Gives back what `token` holds. What is free after that is handed to whom `next` finds, or removed.
+    pub fn release(
+        mut self,
+        found: Found,
+        token: Lent<'_>,
+        next: impl FnOnce(&mut Self) -> Result<(), Failure>,
+    ) -> Result<bool, Failure> {
+        match lock::release(found) {
+            Release::NotMine => return Ok(false),
+            Release::Hold { left } => {
+                self.set_holds(token, left)?;
+                self.site.changed(&[Event::HIncrBy]);
+            }
+            Release::Leave => {
+                self.key.remove(token)?;
+                self.site.replicate_zrem(token)?;
+                self.prune()?;
+                self.follow_last()?;
+                self.site.changed(&[Event::ZRem]);
+                next(&mut self)?;
+            }
+            Release::Free => {
+                self.freed = true;
+                next(&mut self)?;
+                if self.freed {
+                    self.make_way()?;
+                    self.site.changed(match found {
+                        Found::Shared { .. } | Found::Permits { .. } => &[Event::ZRem, Event::Del],
+                        _ => &[Event::Del],
+                    });
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sets the deadline of a holder to `ttl` from now, also to an earlier one.
+    pub fn renew(&mut self, found: Found, token: Lent<'_>, ttl: u64) -> Result<bool, Failure> {
+        let wanted = lease::deadline(self.now(), ttl);
+        match found {
+            Found::Exclusive { mine: true } | Found::Reentrant { mine: true, .. } => {
+                if let Some(deadline) = lease::renewed(self.key.deadline(), self.now(), ttl) {
+                    self.set_deadline(deadline)?;
+                    self.site.changed(&[Event::Expire]);
+                }
+            }
+            Found::Shared { mine: true, .. } => self.set_share(token, Family::Shared, wanted)?,
+            Found::Permits { mine: true, .. } => self.set_share(token, Family::Semaphore, wanted)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {
+        self.key.set_deadline(deadline)?;
+        self.site.replicate_deadline(deadline)
+    }
+
+    /// Removes what is there, if anything is: a lock of another kind, or one that is over.
+    fn make_way(&mut self) -> Result<(), Failure> {
+        if self.key.content() != Content::Nothing {
             self.key.delete()?;
             self.site.replicate_del()?;
-            self.site.changed(&[Event::Del]);
+        }
+        self.freed = false;
+        Ok(())
+    }
+
+    fn set_holds(&mut self, token: Lent<'_>, holds: u64) -> Result<(), Failure> {
+        let mut digits = itoa::Buffer::new();
+        self.key.set_field(token, &Text::new(digits.format(holds).as_bytes()))?;
+        self.site.replicate_hset(token, holds)
+    }
+
+    /// The deadline of one who shares.
+    fn share(&self, token: Lent<'_>) -> Option<i64> {
+        self.key.score(token).and_then(lock::score).map(|(_, deadline)| deadline)
+    }
+
+    fn add(&mut self, token: Lent<'_>, family: Family, deadline: i64) -> Result<(), Failure> {
+        self.key.add(token, family.score(deadline))?;
+        self.site.replicate_zadd(&score_text(family, deadline), token)
+    }
+
+    /// Sets the deadline of one who shares, or adds it, and keeps the key in step.
+    fn set_share(&mut self, token: Lent<'_>, family: Family, deadline: i64) -> Result<(), Failure> {
+        if self.share(token) == Some(deadline) {
+            return Ok(());
+        }
+        self.add(token, family, deadline)?;
+        self.prune()?;
+        if self.follow_last()? {
+            self.site.changed(&[Event::ZAdd, Event::Expire]);
+        } else {
+            self.site.changed(&[Event::ZAdd]);
         }
         Ok(())
     }
+
+    /// Removes members whose deadline is past. At least one is not, so the key stays.
+    fn prune(&mut self) -> Result<(), Failure> {
+        let now = self.now();
+        let mut past: Vec<Text> = Vec::new();
+        let mut last = f64::NEG_INFINITY;
+        self.key.members(Order::Up, f64::NEG_INFINITY, |member, score| {
+            let is_past = lock::score(score).is_some_and(|(_, deadline)| deadline < now);
+            // Members of one score go together, for replicas are told the score.
+            if !is_past || (past.len() >= PRUNED && score > last) {
+                return false;
+            }
+            last = score;
+            past.push(Text::new(member.bytes()));
+            true
+        });
+        let Some((family, deadline)) = lock::score(last) else { return Ok(()) };
+        for member in &past {
+            self.key.remove(member.lend())?;
+        }
+        self.site.replicate_zrem_up_to(&score_text(family, deadline))
+    }
+
+    /// The key lives as long as its last holder. Says whether its deadline had to move.
+    fn follow_last(&mut self) -> Result<bool, Failure> {
+        let (_, _, last) = ends(self.key)?;
+        if self.key.deadline() == Some(last) {
+            return Ok(false);
+        }
+        self.set_deadline(last)?;
+        Ok(true)
+    }
 }
 
-/// Releases the lock if `token` holds it: to whom `next` hands it, or to nobody. Says whether it did.
-pub fn release(
-    site: &Site,
-    token: &[u8],
-    next: impl FnOnce(&mut Hold<'_, '_>) -> Result<(), Failure>,
-) -> Result<bool, Failure> {
-    let mut key = site.open();
-    if standing(&key, token)? != Standing::Mine {
-        return Ok(false);
+/// What a lock shows of itself: how many hold it, and the first `most` of them. Nothing is written.
+pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown, u64, Vec<Holder>), Failure> {
+    match key.content() {
+        Content::Nothing => Ok((Shown::Free, 0, Vec::new())),
+        Content::String(token) => {
+            Ok((Shown::Exclusive, 1, vec![Holder { token: token.to_vec(), holds: 1, deadline: key.deadline() }]))
+        }
+        Content::Hash => {
+            let (token, holds) = reentrant(key)?;
+            Ok((Shown::Reentrant, 1, vec![Holder { token, holds, deadline: key.deadline() }]))
+        }
+        Content::SortedSet => {
+            let (family, _, last) = ends(key)?;
+            if last < now {
+                return Ok((Shown::Free, 0, Vec::new()));
+            }
+            let mut holders = Vec::new();
+            key.members(Order::Up, family.score(now), |member, score| {
+                let deadline = lock::score(score).map(|(_, deadline)| deadline);
+                holders.push(Holder { token: member.bytes().to_vec(), holds: 1, deadline });
+                holders.len() < most
+            });
+            let from = CString::new(score_text(family, now)).map_err(|_| Failure::Internal)?;
+            let held = site.count_from(&from).and_then(|count| u64::try_from(count).ok()).ok_or(Failure::Internal)?;
+            let shown = if family == Family::Shared { Shown::Shared } else { Shown::Semaphore };
+            Ok((shown, held, holders))
+        }
+        Content::Other => Err(Failure::NoLock),
     }
-    let mut hold = Hold::new(site, &mut key, site.now_us());
-    hold.free();
-    next(&mut hold)?;
-    hold.settle()?;
-    Ok(true)
+}
+
+/// What kind of lock a key holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// None, or one that is over.
+    Free,
+    /// A string.
+    Exclusive,
+    /// A hash.
+    Reentrant,
+    /// A sorted set.
+    Shared,
+    /// A sorted set.
+    Semaphore,
+}
+
+/// Holder and holds of a reentrant lock.
+fn reentrant(key: &Key<'_>) -> Result<(Vec<u8>, u64), Failure> {
+    let (token, holds) = key.only_field().ok_or(Failure::NoLock)?;
+    let holds = args::integer(&holds).filter(|&holds| holds > 0 && i64::try_from(holds).is_ok());
+    Ok((token, holds.ok_or(Failure::NoLock)?))
+}
+
+/// Family, first and last deadline of a sorted set of ours. Its two ends speak for what is between them.
+fn ends(key: &Key<'_>) -> Result<(Family, i64, i64), Failure> {
+    let end = |order, bound| {
+        let mut end = None;
+        key.members(order, bound, |_, score| {
+            end = lock::score(score);
+            false
+        });
+        end.ok_or(Failure::NoLock)
+    };
+    let (family, first) = end(Order::Up, f64::NEG_INFINITY)?;
+    let (last_family, last) = end(Order::Down, f64::INFINITY)?;
+    if family == last_family { Ok((family, first, last)) } else { Err(Failure::NoLock) }
+}
+
+fn score_text(family: Family, deadline: i64) -> String {
+    format!("{deadline}{}", family.suffix())
+}
+
+const fn family(want: Want) -> Family {
+    match want {
+        Want::Lock(_) => Family::Shared,
+        Want::Permit(_) => Family::Semaphore,
+    }
 }
 
 impl Lock for Hold<'_, '_> {
     type Grant = i64;
     type Error = Failure;
 
-    fn admits(&mut self, _token: &[u8], _ask: &Ask) -> Result<bool, Failure> {
-        match self.key.content() {
-            Content::Nothing => Ok(true),
-            Content::String(_) => Ok(self.freed),
-            Content::Other => Err(Failure::NoLock),
+    fn admits(&mut self, token: &[u8], ask: &Ask) -> Result<bool, Failure> {
+        let token = Text::new(token);
+        match lock::decide(self.find(token.lend())?, ask.want, false) {
+            Decision::WrongKind => Err(Failure::NoLock),
+            decision => Ok(decision.grants()),
         }
     }
 
     fn grant(&mut self, token: &[u8], ask: &Ask) -> Result<i64, Failure> {
-        let deadline = lease::deadline(self.now_us.div_euclid(1000), ask.ttl);
-        if self.freed {
-            self.key.replace(token)?;
-            self.key.set_deadline(deadline)?;
-        } else {
-            self.key.create(token, deadline)?;
-        }
-        self.site.replicate_set(token, deadline)?;
-        self.site.changed(&[Event::Set, Event::Expire]);
-        (self.freed, self.deadline) = (false, Some(deadline));
-        Ok(fence(self.now_us))
+        let token = Text::new(token);
+        let found = self.find(token.lend())?;
+        let decision = lock::decide(found, ask.want, false);
+        Hold::grant(self, found, decision, token.lend(), ask.want, ask.ttl)
     }
 }

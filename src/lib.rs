@@ -17,7 +17,7 @@ mod spec;
 mod stats;
 mod waiters;
 
-use commands::{limit, lock};
+use commands::{limit, lock, sem};
 
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(10_000);
 
@@ -31,6 +31,10 @@ static MODULE: Module = Module {
         entry::<lock::Release>(),
         entry::<lock::Renew>(),
         entry::<lock::Info>(),
+        entry::<sem::Acquire>(),
+        entry::<sem::Release>(),
+        entry::<sem::Renew>(),
+        entry::<sem::Info>(),
         entry::<limit::Fixed>(),
         entry::<limit::Sliding>(),
         entry::<limit::Bucket>(),

@@ -147,6 +147,74 @@ pub const LOCK_INFO: Command = Command {
     },
 };
 
+/// Takes one of limit permits, prolongs the one the token holds, or waits for one.
+pub const SEM_ACQUIRE: Command = Command {
+    name: "SEM.ACQUIRE",
+    summary: "Takes one of limit permits, prolongs the one the token holds, or waits for one",
+    complexity: "O(log N) with N being the holders and the calls that wait",
+    since: "0.1.0",
+    arity: -5,
+    flags: &["write", "denyoom", "blocking"],
+    categories: &["write", "slow", "blocking", "lock"],
+    key: &["RW", "update"],
+    args: &[KEY, TOKEN, TTL, LIMIT, BLOCK],
+    replies: Replies {
+        resp2: "Integer: the fencing token, greater than 0, or 0 if no permit was acquired",
+        resp3: "Integer: the fencing token, greater than 0, or 0 if no permit was acquired",
+    },
+};
+
+/// Gives a permit back, if the token holds one.
+pub const SEM_RELEASE: Command = Command {
+    name: "SEM.RELEASE",
+    summary: "Gives a permit back, if the token holds one",
+    complexity: "O(log N) with N being the holders",
+    since: "0.1.0",
+    arity: 3,
+    flags: &["write", "fast"],
+    categories: &["write", "fast", "lock"],
+    key: &["RW", "delete"],
+    args: &[KEY, TOKEN],
+    replies: Replies {
+        resp2: "Integer: 1 if the permit was released, 0 if the token does not hold one",
+        resp3: "Integer: 1 if the permit was released, 0 if the token does not hold one",
+    },
+};
+
+/// Sets the lease of a permit to end ttl from now, if the token holds one.
+pub const SEM_RENEW: Command = Command {
+    name: "SEM.RENEW",
+    summary: "Sets the lease of a permit to end ttl from now, if the token holds one",
+    complexity: "O(log N) with N being the holders",
+    since: "0.1.0",
+    arity: 4,
+    flags: &["write", "fast"],
+    categories: &["write", "fast", "lock"],
+    key: &["RW", "update"],
+    args: &[KEY, TOKEN, TTL],
+    replies: Replies {
+        resp2: "Integer: 1 if the deadline is now + ttl, 0 if the token does not hold a permit",
+        resp3: "Integer: 1 if the deadline is now + ttl, 0 if the token does not hold a permit",
+    },
+};
+
+/// Shows who holds permits and who waits for one.
+pub const SEM_INFO: Command = Command {
+    name: "SEM.INFO",
+    summary: "Shows who holds permits and who waits for one",
+    complexity: "O(log N) with N being the holders; at most 100 holders and 100 waiters are listed",
+    since: "0.1.0",
+    arity: 2,
+    flags: &["readonly"],
+    categories: &["read", "slow", "lock"],
+    key: &["RO", "access"],
+    args: &[KEY],
+    replies: Replies {
+        resp2: "Array of field, value, field, value: mode, ttl, held, waiters, holders, queue",
+        resp3: "Map: mode, ttl, held, waiters, holders (array of maps), queue (array of maps)",
+    },
+};
+
 /// A window that starts with its first hit.
 pub const RL_FIXED: Command = Command {
     name: "RL.FIXED",

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use sluice_core::lock::Want;
+
 /// Adds one.
 #[inline]
 pub fn bump(counter: &AtomicU64) {
@@ -21,44 +23,76 @@ pub fn raise(maximum: &AtomicU64, value: i64) {
     }
 }
 
+/// What is counted of locks, and of semaphores.
+#[derive(Debug)]
+pub struct Locks {
+    /// Grants, at once or by waiting.
+    pub grants: AtomicU64,
+    /// Calls that did not get it, and did not wait.
+    pub refused: AtomicU64,
+    /// Grants by waiting: at a release, or because the key went away.
+    pub handovers: AtomicU64,
+    /// Grants by waiting, after a holder's lease had ended.
+    pub expired_handovers: AtomicU64,
+    /// Calls that waited to their timeout.
+    pub timeouts: AtomicU64,
+    /// Calls that wait now.
+    pub waiters: AtomicU64,
+    /// The longest wait that ended in a grant, in milliseconds.
+    pub wait_ms_max: AtomicU64,
+}
+
+impl Locks {
+    const fn new() -> Self {
+        const ZERO: AtomicU64 = AtomicU64::new(0);
+        Self {
+            grants: ZERO,
+            refused: ZERO,
+            handovers: ZERO,
+            expired_handovers: ZERO,
+            timeouts: ZERO,
+            waiters: ZERO,
+            wait_ms_max: ZERO,
+        }
+    }
+
+    /// Each with the end of its name in INFO, in the order INFO shows them.
+    pub const fn fields(&self) -> [(&'static str, &AtomicU64); 7] {
+        [
+            ("grants", &self.grants),
+            ("refused", &self.refused),
+            ("handovers", &self.handovers),
+            ("expired_handovers", &self.expired_handovers),
+            ("timeouts", &self.timeouts),
+            ("waiters", &self.waiters),
+            ("wait_ms_max", &self.wait_ms_max),
+        ]
+    }
+}
+
+/// Of LOCK.*.
+pub static LOCK: Locks = Locks::new();
+/// Of SEM.*.
+pub static SEM: Locks = Locks::new();
+
+/// Where a request is counted.
+pub const fn of(want: Want) -> &'static Locks {
+    match want {
+        Want::Lock(_) => &LOCK,
+        Want::Permit(_) => &SEM,
+    }
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident = $field:literal,)*) => {
         $($(#[$doc])* pub static $name: AtomicU64 = AtomicU64::new(0);)*
 
-        /// Every counter with its field in INFO, in the order INFO shows them.
+        /// Every other counter with its field in INFO, in the order INFO shows them.
         pub static COUNTERS: &[(&str, &AtomicU64)] = &[$(($field, &$name),)*];
     };
 }
 
 counters! {
-    /// Locks granted.
-    LOCK_GRANTS = "lock_grants",
-    /// Calls that did not get the lock.
-    LOCK_REFUSED = "lock_refused",
-    /// Grants by waiting: at a release, or because the key went away.
-    LOCK_HANDOVERS = "lock_handovers",
-    /// Grants by waiting, after a holder's lease had ended.
-    LOCK_EXPIRED_HANDOVERS = "lock_expired_handovers",
-    /// Calls that waited to their timeout.
-    LOCK_TIMEOUTS = "lock_timeouts",
-    /// Calls that wait now.
-    LOCK_WAITERS = "lock_waiters",
-    /// The longest wait that ended in a grant, in milliseconds.
-    LOCK_WAIT_MS_MAX = "lock_wait_ms_max",
-    /// As LOCK_GRANTS, of semaphores.
-    SEM_GRANTS = "sem_grants",
-    /// As LOCK_REFUSED.
-    SEM_REFUSED = "sem_refused",
-    /// As LOCK_HANDOVERS.
-    SEM_HANDOVERS = "sem_handovers",
-    /// As LOCK_EXPIRED_HANDOVERS.
-    SEM_EXPIRED_HANDOVERS = "sem_expired_handovers",
-    /// As LOCK_TIMEOUTS.
-    SEM_TIMEOUTS = "sem_timeouts",
-    /// As LOCK_WAITERS.
-    SEM_WAITERS = "sem_waiters",
-    /// As LOCK_WAIT_MS_MAX.
-    SEM_WAIT_MS_MAX = "sem_wait_ms_max",
     /// RL.FIXED calls that passed.
     RL_FIXED_ALLOWED = "rl_fixed_allowed",
     /// RL.FIXED calls that were refused.

@@ -252,6 +252,39 @@ impl<'a> Acquire<'a> {
     }
 }
 
+/// SEM.ACQUIRE's arguments after the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AcquirePermit<'a> {
+    /// Who asks.
+    pub token: &'a [u8],
+    /// The lease in milliseconds.
+    pub ttl: u64,
+    /// How many may hold a permit at once.
+    pub limit: u64,
+    /// How long to wait; `None`: not at all.
+    pub block: Option<Timeout>,
+}
+
+impl<'a> AcquirePermit<'a> {
+    /// Parses `SEM.ACQUIRE key token ttl limit [BLOCK timeout]`.
+    pub fn parse<W: Words + ?Sized>(words: &'a W) -> Result<Self, Invalid> {
+        let mut call = Self {
+            token: token(words.word(2))?,
+            ttl: ttl(words.word(3))?,
+            limit: units(words.word(4), LARGEST_COUNTED, Invalid::CountedLimit)?,
+            block: None,
+        };
+        let mut rest = 5..words.count();
+        while let Some(at) = rest.next() {
+            if !words.word(at).eq_ignore_ascii_case(b"BLOCK") {
+                return Err(Invalid::SemOption);
+            }
+            block(&mut call.block, words, rest.next())?;
+        }
+        Ok(call)
+    }
+}
+
 /// The value of a BLOCK option, which stands at `at` if it stands anywhere.
 fn block<W: Words + ?Sized>(block: &mut Option<Timeout>, words: &W, at: Option<usize>) -> Result<(), Invalid> {
     if block.is_some() {
@@ -517,6 +550,23 @@ mod tests {
         assert_eq!(refused(&[b"SHARED", b"REENTRANT"]), Invalid::TwoModes);
         assert_eq!(refused(&[b"REENTRANT", b"SHARED"]), Invalid::TwoModes);
         assert_eq!(refused(&[b"COST", b"1"]), Invalid::LockOption);
+    }
+
+    #[test]
+    fn a_permit_is_asked_for_with_a_limit_and_block_at_most_once() {
+        let parse = |line: &[&[u8]]| {
+            let mut all = words(&[b"c", b"k", b"t", b"10s"]);
+            all.extend(line);
+            AcquirePermit::parse(&all[..]).map(|call| (call.ttl, call.limit, call.block))
+        };
+        assert_eq!(parse(&[b"3"]), Ok((10_000, 3, None)));
+        assert_eq!(parse(&[b"1000000000", b"block", b"5s"]), Ok((10_000, LARGEST_COUNTED, Some(Timeout::After(5000)))));
+        assert_eq!(parse(&[b"3", b"SHARED"]), Err(Invalid::SemOption));
+        assert_eq!(parse(&[b"3", b"BLOCK"]), Err(Invalid::BlockWithoutTimeout));
+        assert_eq!(parse(&[b"3", b"BLOCK", b"1", b"BLOCK", b"1"]), Err(Invalid::BlockTwice));
+        for &word in HOSTILE.iter().chain([&b"0"[..], b"1000000001"].iter()) {
+            assert_eq!(parse(&[word]), Err(Invalid::CountedLimit));
+        }
     }
 
     #[test]

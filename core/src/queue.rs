@@ -10,13 +10,13 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use slab::Slab;
 
-use crate::args::Mode;
+use crate::lock::Want;
 
 /// What a waiter asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// In which way.
-    pub mode: Mode,
+    /// A lock in one of its ways, or a permit.
+    pub want: Want,
     /// The lease, in ms from the grant on.
     pub ttl: u64,
 }
@@ -95,6 +95,7 @@ pub struct Queues<C> {
     looks: BTreeSet<(i64, QueueId)>,
     last: u64,
     waiting: usize,
+    permits: usize,
     /// How many waited keys share a byte of hash: tells most other keys from them without a look-up.
     filter: [u32; 256],
 }
@@ -149,6 +150,7 @@ impl<C> Queues<C> {
             looks: BTreeSet::new(),
             last: 0,
             waiting: 0,
+            permits: 0,
             filter: [0; 256],
         }
     }
@@ -171,6 +173,18 @@ impl<C> Queues<C> {
     #[must_use]
     pub const fn waiting(&self) -> usize {
         self.waiting
+    }
+
+    /// How many of them wait for a permit, and not for a lock.
+    #[must_use]
+    pub const fn waiting_for_permits(&self) -> usize {
+        self.permits
+    }
+
+    fn count_permit(&mut self, want: Want, change: isize) {
+        if matches!(want, Want::Permit(_)) {
+            self.permits = self.permits.saturating_add_signed(change);
+        }
     }
 
     /// The queue of a key, if anybody waits for it.
@@ -243,7 +257,7 @@ impl<C> Queues<C> {
         let Some(queue) = self.queues.get_mut(id.0) else { return Err(Full) };
         if let Some(&number) = queue.places.get(&waiter.token) {
             let place = Place { number, queue: id };
-            let until = waiter.until;
+            let (until, want) = (waiter.until, waiter.ask.want);
             let displaced = queue.waiting.get_mut(&number).map(|there| {
                 let since = there.since;
                 core::mem::replace(there, Waiter { since, ..waiter })
@@ -253,6 +267,10 @@ impl<C> Queues<C> {
             }
             if let Some(until) = until {
                 self.timeouts.insert((until, place));
+            }
+            self.count_permit(want, 1);
+            if let Some(old) = &displaced {
+                self.count_permit(old.ask.want, -1);
             }
             return Ok(Joined { place, displaced: displaced.map(|old| old.client) });
         }
@@ -264,8 +282,10 @@ impl<C> Queues<C> {
         if let Some(until) = waiter.until {
             self.timeouts.insert((until, place));
         }
+        let want = waiter.ask.want;
         queue.places.insert(Arc::clone(&waiter.token), place.number);
         queue.waiting.insert(place.number, waiter);
+        self.count_permit(want, 1);
         self.waiting = self.waiting.saturating_add(1);
         Ok(Joined { place, displaced: None })
     }
@@ -299,10 +319,12 @@ impl<C> Queues<C> {
         let waiter = queue.waiting.remove(&place.number)?;
         queue.places.remove(&waiter.token);
         self.waiting = self.waiting.saturating_sub(1);
+        let last = queue.waiting.is_empty();
         if let Some(until) = waiter.until {
             self.timeouts.remove(&(until, place));
         }
-        if queue.waiting.is_empty() {
+        self.count_permit(waiter.ask.want, -1);
+        if last {
             self.close(place.queue);
         }
         Some(Left { waiter, was_head })

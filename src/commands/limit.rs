@@ -14,7 +14,7 @@ fn stored<'k>(key: &'k Key<'_>) -> Result<Option<&'k [u8]>, Failure> {
     match key.content() {
         Content::Nothing => Ok(None),
         Content::String(value) => Ok(Some(value)),
-        Content::Other => Err(Failure::NoLimiter),
+        Content::Hash | Content::SortedSet | Content::Other => Err(Failure::NoLimiter),
     }
 }
 
@@ -119,7 +119,7 @@ impl Command for Sliding {
                 // A string of the exact length, which the key and the replication stream share.
                 let text = Text::new(value);
                 key.set(&text, expiry.set_to)?;
-                call.replicate_set_text(&text, expiry.set_to)?;
+                call.replicate_set_text(text.lend(), expiry.set_to)?;
                 call.changed(&[Event::SetRange, Event::Expire]);
             }
         }

@@ -3,24 +3,14 @@
 //! A command that finds somebody waiting for its key serves the queue before itself: so a lock whose lease has just ended is
 //! never seen free by a newcomer.
 
-use sluice_core::args::{self, Words};
-use sluice_core::lease::{self, Standing};
+use sluice_core::args::{self, Timeout, Words};
+use sluice_core::lease;
+use sluice_core::lock::{self, Decision, Found, Want};
 use sluice_core::queue::Ask;
 
-use crate::hold::{self, Hold, fence, standing};
-use crate::server::{Call, Command, Content, Event, Failure, Key};
+use crate::hold::{self, Hold, Shown};
+use crate::server::{Call, Command, Failure, Key};
 use crate::{spec, stats, waiters};
-
-/// How the lock stands to the token, once those who wait have had their turn.
-#[inline]
-fn served<'c>(call: &'c Call, key: &mut Key<'c>, token: &[u8], now_us: i64) -> Result<Standing, Failure> {
-    let found = standing(key, token)?;
-    if found != Standing::Free || !waiters::any() {
-        return Ok(found);
-    }
-    waiters::serve(call, &mut Hold::new(call, key, now_us))?;
-    standing(key, token)
-}
 
 /// LOCK.ACQUIRE.
 #[derive(Debug)]
@@ -30,43 +20,8 @@ impl Command for Acquire {
     const SPEC: &'static spec::Command = &spec::LOCK_ACQUIRE;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let args::Acquire { token, ttl, mode, block } = args::Acquire::parse(call)?;
-        let mut key = call.open();
-        let now_us = call.now_us();
-        let now = now_us.div_euclid(1000);
-        match served(call, &mut key, token, now_us)? {
-            Standing::Free => {
-                let deadline = lease::deadline(now, ttl);
-                key.create(token, deadline)?;
-                call.replicate_set_argument(2, deadline)?;
-                call.changed(&[Event::Set, Event::Expire]);
-            }
-            Standing::Mine => {
-                if waiters::any() {
-                    waiters::confirm(call, token);
-                }
-                if let Some(deadline) = lease::prolonged(key.deadline(), now, ttl) {
-                    key.set_deadline(deadline)?;
-                    call.replicate_deadline(deadline)?;
-                    call.changed(&[Event::Expire]);
-                }
-            }
-            Standing::Theirs => {
-                if let Some(timeout) = block {
-                    let ends = key.deadline();
-                    drop(key);
-                    if waiters::join(call, token, Ask { mode, ttl }, timeout, ends)? {
-                        return Ok(());
-                    }
-                }
-                stats::bump(&stats::LOCK_REFUSED);
-                call.reply_integer(0);
-                return Ok(());
-            }
-        }
-        stats::bump(&stats::LOCK_GRANTS);
-        call.reply_integer(fence(now_us));
-        Ok(())
+        let args::Acquire { ttl, mode, block, .. } = args::Acquire::parse(call)?;
+        acquire(call, Ask { want: Want::Lock(mode), ttl }, block)
     }
 }
 
@@ -78,17 +33,7 @@ impl Command for Release {
     const SPEC: &'static spec::Command = &spec::LOCK_RELEASE;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let token = args::token(call.word(2))?;
-        let busy = waiters::any();
-        let released = hold::release(call, token, |hold| if busy { waiters::serve(call, hold) } else { Ok(()) })?;
-        if busy && !released {
-            // Who only waits gives up its place; and whoever is next may have had to be told that the lease has ended.
-            waiters::withdraw(call, token);
-            let mut key = call.open();
-            served(call, &mut key, token, call.now_us())?;
-        }
-        call.reply_integer(i64::from(released));
-        Ok(())
+        release(call, Side::Lock)
     }
 }
 
@@ -100,27 +45,9 @@ impl Command for Renew {
     const SPEC: &'static spec::Command = &spec::LOCK_RENEW;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let (token, ttl) = (args::token(call.word(2))?, args::ttl(call.word(3))?);
-        let mut key = call.open();
-        let now_us = call.now_us();
-        let mine = served(call, &mut key, token, now_us)? == Standing::Mine;
-        if mine {
-            if waiters::any() {
-                waiters::confirm(call, token);
-            }
-            if let Some(deadline) = lease::renewed(key.deadline(), now_us.div_euclid(1000), ttl) {
-                key.set_deadline(deadline)?;
-                call.replicate_deadline(deadline)?;
-                call.changed(&[Event::Expire]);
-            }
-        }
-        call.reply_integer(i64::from(mine));
-        Ok(())
+        renew(call, Side::Lock)
     }
 }
-
-/// How many holders and waiters INFO lists at most.
-const LISTED: usize = 100;
 
 /// LOCK.INFO.
 #[derive(Debug)]
@@ -130,47 +57,191 @@ impl Command for Info {
     const SPEC: &'static spec::Command = &spec::LOCK_INFO;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let (waiting, queue) = if waiters::any() { waiters::show(call, LISTED) } else { (0, Vec::new()) };
-        let key = call.open_to_read();
-        let holder = match key.content() {
-            Content::Nothing => None,
-            Content::String(token) => Some(token),
-            Content::Other => return Err(Failure::NoLock),
-        };
-        let ttl = holder.map_or(0, |_| lease::left(key.deadline(), call.now_us().div_euclid(1000)));
-        call.reply_map(6);
-        call.reply_bytes(b"mode");
-        call.reply_bytes(if holder.is_some() { b"exclusive" } else { b"free" });
-        call.reply_bytes(b"ttl");
-        call.reply_integer(ttl);
-        call.reply_bytes(b"held");
-        call.reply_integer(i64::from(holder.is_some()));
-        call.reply_bytes(b"waiters");
-        call.reply_integer(i64::try_from(waiting).unwrap_or(i64::MAX));
-        call.reply_bytes(b"holders");
-        call.reply_array(usize::from(holder.is_some()));
-        if let Some(token) = holder {
-            call.reply_map(3);
-            call.reply_bytes(b"token");
-            call.reply_bytes(token);
-            call.reply_bytes(b"holds");
-            call.reply_integer(1);
-            call.reply_bytes(b"ttl");
-            call.reply_integer(ttl);
-        }
-        call.reply_bytes(b"queue");
-        call.reply_array(queue.len());
-        for waiter in queue {
-            call.reply_map(4);
-            call.reply_bytes(b"token");
-            call.reply_bytes(&waiter.token);
-            call.reply_bytes(b"mode");
-            call.reply_bytes(b"exclusive");
-            call.reply_bytes(b"waited");
-            call.reply_integer(waiter.waited);
-            call.reply_bytes(b"client");
-            call.reply_integer(waiter.client.cast_signed());
-        }
-        Ok(())
+        info(call, Side::Lock)
     }
+}
+
+/// Which commands are speaking: a semaphore is no lock, and a lock no semaphore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// LOCK.*.
+    Lock,
+    /// SEM.*.
+    Semaphore,
+}
+
+impl Side {
+    const fn wrong(self) -> Failure {
+        match self {
+            Self::Lock => Failure::NoLock,
+            Self::Semaphore => Failure::NoSemaphore,
+        }
+    }
+
+    const fn check(self, found: Found) -> Result<Found, Failure> {
+        match (found, self) {
+            (Found::Free, _)
+            | (Found::Permits { .. }, Self::Semaphore)
+            | (Found::Exclusive { .. } | Found::Reentrant { .. } | Found::Shared { .. }, Self::Lock) => Ok(found),
+            _ => Err(self.wrong()),
+        }
+    }
+}
+
+/// Serves those who wait for the key; says whether anybody is left who does.
+#[inline]
+fn serve(call: &Call, hold: &mut Hold<'_, '_>) -> Result<bool, Failure> {
+    if waiters::any() { waiters::serve(call, hold) } else { Ok(false) }
+}
+
+/// LOCK.ACQUIRE and SEM.ACQUIRE.
+pub fn acquire(call: &Call, ask: Ask, block: Option<Timeout>) -> Result<(), Failure> {
+    let Ask { want, ttl } = ask;
+    let token = call.text(2)?;
+    let mut key = call.open();
+    let mut hold = Hold::new(call, &mut key, call.now_us());
+    let queued = serve(call, &mut hold)?;
+    let found = hold.find(token)?;
+    let decision = lock::decide(found, want, queued);
+    match decision {
+        Decision::WrongKind => {
+            return Err(match want {
+                Want::Lock(_) => Failure::NoLock,
+                Want::Permit(_) => Failure::NoSemaphore,
+            });
+        }
+        Decision::Deadlock if block.is_some() && call.may_block() => return Err(Failure::Deadlock),
+        Decision::Refuse | Decision::Deadlock => {
+            if let (Some(timeout), Decision::Refuse) = (block, decision)
+                && waiters::join(call, token.bytes(), ask, timeout, hold.next_change())?
+            {
+                return Ok(());
+            }
+            stats::bump(&stats::of(want).refused);
+            call.reply_integer(0);
+            return Ok(());
+        }
+        _ => {}
+    }
+    let fence = hold.grant(found, decision, token, want, ttl)?;
+    if waiters::any() {
+        waiters::confirm(call, token.bytes());
+        if queued {
+            // A holder that now shares lets the readers at the head of the queue in.
+            waiters::serve(call, &mut hold)?;
+        }
+    }
+    stats::bump(&stats::of(want).grants);
+    call.reply_integer(fence);
+    Ok(())
+}
+
+/// LOCK.RELEASE and SEM.RELEASE.
+pub fn release(call: &Call, side: Side) -> Result<(), Failure> {
+    args::token(call.word(2))?;
+    let token = call.text(2)?;
+    let mut key = call.open();
+    let mut hold = Hold::new(call, &mut key, call.now_us());
+    let found = side.check(side_of(hold.find(token), side)?)?;
+    let released = if lock::release(found) == lock::Release::NotMine {
+        if waiters::any() {
+            // Who only waits gives up its place; and whoever is next may not have been told yet that a lease has ended.
+            waiters::withdraw(call, token.bytes());
+            waiters::serve(call, &mut hold)?;
+        }
+        false
+    } else {
+        hold.release(found, token, |hold| serve(call, hold).map(|_left| ()))?
+    };
+    call.reply_integer(i64::from(released));
+    Ok(())
+}
+
+/// LOCK.RENEW and SEM.RENEW.
+pub fn renew(call: &Call, side: Side) -> Result<(), Failure> {
+    args::token(call.word(2))?;
+    let ttl = args::ttl(call.word(3))?;
+    let token = call.text(2)?;
+    let mut key = call.open();
+    let mut hold = Hold::new(call, &mut key, call.now_us());
+    let queued = serve(call, &mut hold)?;
+    let found = side.check(side_of(hold.find(token), side)?)?;
+    let renewed = hold.renew(found, token, ttl)?;
+    if waiters::any() && renewed {
+        waiters::confirm(call, token.bytes());
+        if queued {
+            // The lease may end earlier now.
+            waiters::serve(call, &mut hold)?;
+        }
+    }
+    call.reply_integer(i64::from(renewed));
+    Ok(())
+}
+
+/// What is found, with the error of the commands that are speaking.
+fn side_of<T>(found: Result<T, Failure>, side: Side) -> Result<T, Failure> {
+    found.map_err(|failure| if matches!(failure, Failure::NoLock) { side.wrong() } else { failure })
+}
+
+/// How many holders and waiters INFO lists at most.
+const LISTED: usize = 100;
+
+/// LOCK.INFO and SEM.INFO.
+pub fn info(call: &Call, side: Side) -> Result<(), Failure> {
+    let now = call.now_us().div_euclid(1000);
+    let (waiting, queue) = if waiters::any() {
+        waiters::refresh(call);
+        waiters::show(call, LISTED)
+    } else {
+        (0, Vec::new())
+    };
+    let key: Key<'_> = call.open_to_read();
+    let (shown, held, holders) = side_of(hold::show(call, &key, now, LISTED), side)?;
+    let mode: &[u8] = match (shown, side) {
+        (Shown::Free, _) => b"free",
+        (Shown::Exclusive, Side::Lock) => b"exclusive",
+        (Shown::Reentrant, Side::Lock) => b"reentrant",
+        (Shown::Shared, Side::Lock) => b"shared",
+        (Shown::Semaphore, Side::Semaphore) => b"semaphore",
+        _ => return Err(side.wrong()),
+    };
+    call.reply_map(6);
+    call.reply_bytes(b"mode");
+    call.reply_bytes(mode);
+    call.reply_bytes(b"ttl");
+    call.reply_integer(if shown == Shown::Free { 0 } else { lease::left(key.deadline(), now) });
+    call.reply_bytes(b"held");
+    call.reply_integer(held.cast_signed());
+    call.reply_bytes(b"waiters");
+    call.reply_integer(i64::try_from(waiting).unwrap_or(i64::MAX));
+    call.reply_bytes(b"holders");
+    call.reply_array(holders.len());
+    for holder in holders {
+        call.reply_map(3);
+        call.reply_bytes(b"token");
+        call.reply_bytes(&holder.token);
+        call.reply_bytes(b"holds");
+        call.reply_integer(holder.holds.cast_signed());
+        call.reply_bytes(b"ttl");
+        call.reply_integer(lease::left(holder.deadline, now));
+    }
+    call.reply_bytes(b"queue");
+    call.reply_array(queue.len());
+    for waiter in queue {
+        call.reply_map(4);
+        call.reply_bytes(b"token");
+        call.reply_bytes(&waiter.token);
+        call.reply_bytes(b"mode");
+        call.reply_bytes(match waiter.want {
+            Want::Lock(args::Mode::Exclusive) => b"exclusive",
+            Want::Lock(args::Mode::Reentrant) => b"reentrant",
+            Want::Lock(args::Mode::Shared) => b"shared",
+            Want::Permit(_) => b"semaphore",
+        });
+        call.reply_bytes(b"waited");
+        call.reply_integer(waiter.waited);
+        call.reply_bytes(b"client");
+        call.reply_integer(waiter.client.cast_signed());
+    }
+    Ok(())
 }

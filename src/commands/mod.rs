@@ -2,3 +2,4 @@
 
 pub mod limit;
 pub mod lock;
+pub mod sem;

@@ -1,6 +1,7 @@
 //! One call of a command: its words, its key, its reply, and the border that no panic crosses.
 
 use core::ffi::{c_char, c_int};
+use core::marker::PhantomData;
 use core::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -9,7 +10,7 @@ use redis_module::raw;
 use sluice_core::args::Words;
 use sluice_core::limit::Verdict;
 
-use super::{Failure, OK, Site, api, key};
+use super::{Failure, Lent, OK, Site, api, key};
 use crate::{spec, stats};
 
 /// A command: its row in the table, and what it does.
@@ -100,10 +101,10 @@ impl Call {
         (index < self.argc).then(|| unsafe { self.argv.add(index).read() })
     }
 
-    /// `SET key argument PXAT deadline`, with the caller's argument `index` as the value.
+    /// Argument `index` as a string object of the server's.
     #[inline]
-    pub fn replicate_set_argument(&self, index: usize, deadline: i64) -> Result<(), Failure> {
-        self.replicate_set_raw(self.argument(index).ok_or(Failure::Arity)?, deadline)
+    pub fn text(&self, index: usize) -> Result<Lent<'_>, Failure> {
+        Ok(Lent { raw: self.argument(index).ok_or(Failure::Arity)?, owner: PhantomData })
     }
 
     /// Replies an integer.

@@ -28,9 +28,15 @@ impl Context {
     /// Does `work` on a key of any database.
     pub fn at<R>(&self, db: i32, key: &[u8], work: impl FnOnce(&Site) -> R) -> R {
         let name = Text::new(key);
-        // SAFETY: the context is valid; a database that there is not leaves the one that is selected, and then the key is not there.
+        // Some servers run a callback on the client whose command has caused it, and a client must stay in its database.
+        // SAFETY: the context is valid.
+        let before = unsafe { api!(RedisModule_GetSelectedDb)(self.raw) };
+        // SAFETY: as above.
         unsafe { api!(RedisModule_SelectDb)(self.raw, db) };
-        work(&Site { context: self.raw, name: name.raw() })
+        let done = work(&Site { context: self.raw, name: name.raw() });
+        // SAFETY: as above.
+        unsafe { api!(RedisModule_SelectDb)(self.raw, before) };
+        done
     }
 
     /// Is this server a replica, or still reading its data?

@@ -20,6 +20,10 @@ pub enum Failure {
     OutOfMemory,
     /// RL.SLIDING's log is full.
     LogFull,
+    /// To wait would be to wait for itself.
+    Deadlock,
+    /// The key holds something a semaphore is not.
+    NoSemaphore,
     /// As many wait for the key as may.
     QueueFull,
     /// A bug of ours.
@@ -39,6 +43,10 @@ impl Failure {
             Self::OutOfMemory => c"OOM command not allowed when used memory > 'maxmemory'.",
             Self::LogFull => {
                 c"ERR log full: 16777216 entries in one window; use a shorter window, RL.FIXED or RL.BUCKET"
+            }
+            Self::NoSemaphore => c"WRONGTYPE the key holds a value that is no semaphore: use another key",
+            Self::Deadlock => {
+                c"DEADLOCK this token holds the lock in a way that bars what it would wait for: release it first"
             }
             Self::QueueFull => {
                 c"QUEUEFULL as many calls wait for this key as sluice.max-waiters allows: try again later, or raise it"

@@ -1,5 +1,6 @@
 //! What only the server can tell, asked by commands that change nothing: would it take a write now, and whose is a slot?
 
+use core::ffi::CStr;
 use std::ffi::CString;
 
 use redis_module::raw;
@@ -83,6 +84,22 @@ impl Site {
             )
         });
         reply.kind().is_none_or(|kind| kind == raw::REDISMODULE_REPLY_ERROR && reply.text().starts_with(b"OOM"))
+    }
+
+    /// `ZCOUNT key from +inf`: how many members of a sorted set have at least this score, without walking over them.
+    pub fn count_from(&self, from: &CStr) -> Option<i64> {
+        // SAFETY: as in `gate`.
+        let reply = Reply(unsafe {
+            api!(RedisModule_Call)(
+                self.context,
+                c"ZCOUNT".as_ptr(),
+                c"scc".as_ptr(),
+                self.name,
+                from.as_ptr(),
+                c"+inf".as_ptr(),
+            )
+        });
+        reply.integer()
     }
 
     /// `DEL key`, as a client would send it. No handle on a key that holds something may be open.

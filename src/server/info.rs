@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use std::ffi::CString;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use redis_module::raw;
 
@@ -16,10 +16,18 @@ pub(super) unsafe extern "C" fn show(context: *mut raw::RedisModuleInfoCtx, _cra
         if unsafe { api!(RedisModule_InfoAddSection)(context, c"".as_ptr()) } != super::OK {
             return; // another section was asked for
         }
-        for (name, counter) in stats::COUNTERS {
-            let Ok(name) = CString::new(*name) else { continue };
+        let show = |name: &str, counter: &AtomicU64| {
+            let Ok(name) = CString::new(name) else { return };
             // SAFETY: as above; the name outlives the call, which copies it.
             unsafe { api!(RedisModule_InfoAddFieldULongLong)(context, name.as_ptr(), counter.load(Relaxed)) };
+        };
+        for (family, counters) in [("lock", &stats::LOCK), ("sem", &stats::SEM)] {
+            for (name, counter) in counters.fields() {
+                show(&format!("{family}_{name}"), counter);
+            }
+        }
+        for (name, counter) in stats::COUNTERS {
+            show(name, counter);
         }
         if let Ok(version) = CString::new(MODULE.version) {
             // SAFETY: as above.

@@ -1,17 +1,20 @@
 //! A key, opened.
 
-use core::ffi::c_char;
+use core::ffi::{c_char, c_void};
 use core::slice;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use redis_module::raw;
 
-use super::{Failure, OK, Site, Text, absent, api};
+use super::{Failure, Lent, OK, Site, Text, absent, api};
 
 const READ: i32 = raw::REDISMODULE_READ as i32;
 const WRITE: i32 = raw::REDISMODULE_WRITE as i32;
 const EMPTY: i32 = raw::REDISMODULE_KEYTYPE_EMPTY as i32;
 const STRING: i32 = raw::REDISMODULE_KEYTYPE_STRING as i32;
+
+const HASH: i32 = raw::REDISMODULE_KEYTYPE_HASH as i32;
+const SORTED_SET: i32 = raw::REDISMODULE_KEYTYPE_ZSET as i32;
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,10 @@ pub enum Content<'k> {
     Nothing,
     /// A string.
     String(&'k [u8]),
+    /// A hash.
+    Hash,
+    /// A sorted set.
+    SortedSet,
     /// Another type.
     Other,
 }
@@ -52,7 +59,12 @@ impl<'c> Key<'c> {
         // SAFETY: the key is open.
         let bytes = unsafe { dma(raw.as_ptr(), &raw mut len, READ) };
         if bytes.is_null() {
-            return Content::Other;
+            // SAFETY: the key is open.
+            return match unsafe { api!(RedisModule_KeyType)(raw.as_ptr()) } {
+                HASH => Content::Hash,
+                SORTED_SET => Content::SortedSet,
+                _ => Content::Other,
+            };
         }
         if len == 0 {
             // A key that holds nothing and one that holds an empty string look alike from here.
@@ -142,6 +154,122 @@ impl<'c> Key<'c> {
         // SAFETY: the key is open for writing.
         done(unsafe { api!(RedisModule_DeleteKey)(self.raw()) })
     }
+}
+
+/// Hashes.
+impl Key<'_> {
+    /// How many fields or members it has.
+    pub fn len(&self) -> usize {
+        // SAFETY: the key is open.
+        self.raw.map_or(0, |raw| unsafe { api!(RedisModule_ValueLength)(raw.as_ptr()) })
+    }
+
+    /// Field and value of a hash of one field.
+    pub fn only_field(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+        type Found = Option<(Vec<u8>, Vec<u8>)>;
+        unsafe extern "C" fn take(
+            _key: *mut raw::RedisModuleKey,
+            field: *mut raw::RedisModuleString,
+            value: *mut raw::RedisModuleString,
+            found: *mut c_void,
+        ) {
+            // SAFETY: `scan` below was given this.
+            let Some(found) = (unsafe { found.cast::<Found>().as_mut() }) else { return };
+            super::guarded(|| {
+                // SAFETY: the server keeps both until the callback returns.
+                *found = (!value.is_null()).then(|| unsafe { (bytes(field).to_vec(), bytes(value).to_vec()) });
+            });
+        }
+        if self.len() != 1 {
+            return None;
+        }
+        let mut found: Found = None;
+        // SAFETY: the key is open; the cursor is made, used and freed here; `take` is called during the scan only.
+        unsafe {
+            let cursor = api!(RedisModule_ScanCursorCreate)();
+            let scan = api!(RedisModule_ScanKey);
+            while scan(self.raw(), cursor, Some(take), (&raw mut found).cast::<c_void>()) != 0 && found.is_none() {}
+            api!(RedisModule_ScanCursorDestroy)(cursor);
+        }
+        found
+    }
+
+    /// Sets a field of a hash, or makes a hash of it where there is nothing.
+    pub fn set_field(&mut self, field: Lent<'_>, value: &Text) -> Result<(), Failure> {
+        self.bury()?;
+        let end = ptr::null_mut::<raw::RedisModuleString>();
+        // SAFETY: the key is open for writing; pairs of strings of the server's follow, and then a null.
+        unsafe { api!(RedisModule_HashSet)(self.raw(), 0, field.raw, value.raw(), end) };
+        Ok(())
+    }
+}
+
+/// Sorted sets.
+impl Key<'_> {
+    /// The score of a member.
+    pub fn score(&self, member: Lent<'_>) -> Option<f64> {
+        let mut score = 0.0;
+        // SAFETY: the key is open.
+        let status = unsafe { api!(RedisModule_ZsetScore)(self.raw(), member.raw, &raw mut score) };
+        (status == OK).then_some(score)
+    }
+
+    /// Adds a member, gives it another score, or makes a sorted set of it where there is nothing.
+    pub fn add(&mut self, member: Lent<'_>, score: f64) -> Result<(), Failure> {
+        self.bury()?;
+        // SAFETY: the key is open for writing.
+        done(unsafe { api!(RedisModule_ZsetAdd)(self.raw(), score, member.raw, ptr::null_mut()) })
+    }
+
+    /// Removes a member; with the last one goes the key.
+    pub fn remove(&mut self, member: Lent<'_>) -> Result<(), Failure> {
+        // SAFETY: the key is open for writing.
+        done(unsafe { api!(RedisModule_ZsetRem)(self.raw(), member.raw, ptr::null_mut()) })
+    }
+
+    /// Members with their scores, as long as `each` says so: upwards from the least score not below `bound`, or downwards
+    /// from the greatest not above it.
+    pub fn members(&self, order: Order, bound: f64, mut each: impl FnMut(Member<'_>, f64) -> bool) {
+        let up = matches!(order, Order::Up);
+        let key = self.raw();
+        // SAFETY: the key is open; it is not written to before the range is stopped; each member is freed once.
+        unsafe {
+            let started = if up {
+                api!(RedisModule_ZsetFirstInScoreRange)(key, bound, f64::INFINITY, 0, 0)
+            } else {
+                api!(RedisModule_ZsetLastInScoreRange)(key, f64::NEG_INFINITY, bound, 0, 0)
+            };
+            if started != OK {
+                return;
+            }
+            while api!(RedisModule_ZsetRangeEndReached)(key) == 0 {
+                let mut score = 0.0;
+                let member = Text::own(api!(RedisModule_ZsetRangeCurrentElement)(key, &raw mut score));
+                let Some(member) = member else { break };
+                if !each(member.lend(), score) {
+                    break;
+                }
+                let moved =
+                    if up { api!(RedisModule_ZsetRangeNext)(key) } else { api!(RedisModule_ZsetRangePrev)(key) };
+                if moved == 0 {
+                    break;
+                }
+            }
+            api!(RedisModule_ZsetRangeStop)(key);
+        }
+    }
+}
+
+/// A member of a sorted set.
+pub type Member<'m> = Lent<'m>;
+
+/// In which direction to go through a sorted set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// From low to high scores.
+    Up,
+    /// From high to low scores.
+    Down,
 }
 
 #[inline]

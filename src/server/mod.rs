@@ -28,11 +28,11 @@ pub use context::{Context, arm, monotonic_ms};
 pub use events::{listen, stop_listening};
 pub use failure::Failure;
 pub use gate::Gate;
-pub use key::{Content, Key};
+pub use key::{Content, Key, Order};
 pub use load::Module;
 pub use register::{Entry, entry};
 pub use site::{Event, Site};
-pub use text::Text;
+pub use text::{Lent, Text};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

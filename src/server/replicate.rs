@@ -3,10 +3,8 @@
 //! Formats are chosen by price: an existing string (`s`) costs a tenth of bytes to copy (`b`), and the server's own number
 //! format (`l`) twice those.
 
-use redis_module::raw;
-
 use super::text::Word;
-use super::{Failure, OK, Site, Text, api};
+use super::{Failure, Lent, OK, Site, api};
 
 static PXAT: Word = Word::new(b"PXAT");
 
@@ -34,12 +32,7 @@ impl Site {
 
     /// `SET key value PXAT deadline`, the value a string object that is shared and not copied.
     #[inline]
-    pub fn replicate_set_text(&self, value: &Text, deadline: i64) -> Result<(), Failure> {
-        self.replicate_set_raw(value.raw(), deadline)
-    }
-
-    #[inline]
-    pub(super) fn replicate_set_raw(&self, value: *mut raw::RedisModuleString, deadline: i64) -> Result<(), Failure> {
+    pub fn replicate_set_text(&self, value: Lent<'_>, deadline: i64) -> Result<(), Failure> {
         let mut digits = itoa::Buffer::new();
         let deadline = digits.format(deadline);
         // SAFETY: as above.
@@ -49,10 +42,68 @@ impl Site {
                 c"SET".as_ptr(),
                 c"sssb".as_ptr(),
                 self.name,
-                value,
+                value.raw,
                 PXAT.raw(),
                 deadline.as_ptr(),
                 deadline.len(),
+            )
+        })
+    }
+
+    /// `HSET key field number`.
+    pub fn replicate_hset(&self, field: Lent<'_>, number: u64) -> Result<(), Failure> {
+        let mut digits = itoa::Buffer::new();
+        let number = digits.format(number);
+        // SAFETY: as above.
+        sent(unsafe {
+            api!(RedisModule_Replicate)(
+                self.context,
+                c"HSET".as_ptr(),
+                c"ssb".as_ptr(),
+                self.name,
+                field.raw,
+                number.as_ptr(),
+                number.len(),
+            )
+        })
+    }
+
+    /// `ZADD key score member`.
+    pub fn replicate_zadd(&self, score: &str, member: Lent<'_>) -> Result<(), Failure> {
+        // SAFETY: as above.
+        sent(unsafe {
+            api!(RedisModule_Replicate)(
+                self.context,
+                c"ZADD".as_ptr(),
+                c"sbs".as_ptr(),
+                self.name,
+                score.as_ptr(),
+                score.len(),
+                member.raw,
+            )
+        })
+    }
+
+    /// `ZREM key member`.
+    pub fn replicate_zrem(&self, member: Lent<'_>) -> Result<(), Failure> {
+        // SAFETY: as above.
+        sent(unsafe {
+            api!(RedisModule_Replicate)(self.context, c"ZREM".as_ptr(), c"ss".as_ptr(), self.name, member.raw)
+        })
+    }
+
+    /// `ZREMRANGEBYSCORE key -inf score`.
+    pub fn replicate_zrem_up_to(&self, score: &str) -> Result<(), Failure> {
+        // SAFETY: as above.
+        sent(unsafe {
+            api!(RedisModule_Replicate)(
+                self.context,
+                c"ZREMRANGEBYSCORE".as_ptr(),
+                c"scb".as_ptr(),
+                self.name,
+                c"-inf".as_ptr(),
+                score.as_ptr(),
+                score.len(),
             )
         })
     }

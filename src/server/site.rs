@@ -19,6 +19,12 @@ pub enum Event {
     Expire,
     /// `del`.
     Del,
+    /// `hincrby`.
+    HIncrBy,
+    /// `zadd`.
+    ZAdd,
+    /// `zrem`.
+    ZRem,
 }
 
 impl Event {
@@ -29,6 +35,9 @@ impl Event {
             Self::IncrBy => (raw::REDISMODULE_NOTIFY_STRING, c"incrby"),
             Self::Expire => (raw::REDISMODULE_NOTIFY_GENERIC, c"expire"),
             Self::Del => (raw::REDISMODULE_NOTIFY_GENERIC, c"del"),
+            Self::HIncrBy => (raw::REDISMODULE_NOTIFY_HASH, c"hincrby"),
+            Self::ZAdd => (raw::REDISMODULE_NOTIFY_ZSET, c"zadd"),
+            Self::ZRem => (raw::REDISMODULE_NOTIFY_ZSET, c"zrem"),
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Strings of the server's that we own.
 
 use core::ffi::c_char;
+use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use redis_module::raw;
 
-use super::api;
+use super::{api, key};
 
 /// A string object of the server's: what a key can share without a copy.
 #[derive(Debug)]
@@ -23,9 +24,37 @@ impl Text {
         NonNull::new(raw).map_or_else(|| super::absent("memory"), Self)
     }
 
+    /// A string object that the server has made for us, if it has.
+    ///
+    /// # Safety
+    /// `raw` is null, or one reference to a string object that nobody else will give back.
+    pub(super) unsafe fn own(raw: *mut raw::RedisModuleString) -> Option<Self> {
+        NonNull::new(raw).map(Self)
+    }
+
     /// For a call into the API that only borrows it or counts its own reference.
     pub(super) const fn raw(&self) -> *mut raw::RedisModuleString {
         self.0.as_ptr()
+    }
+
+    /// To lend it.
+    pub const fn lend(&self) -> Lent<'_> {
+        Lent { raw: self.raw(), owner: PhantomData }
+    }
+}
+
+/// A string object that somebody else owns: a [`Text`], or an argument of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent<'t> {
+    pub(super) raw: *mut raw::RedisModuleString,
+    pub(super) owner: PhantomData<&'t ()>,
+}
+
+impl Lent<'_> {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the owner keeps it, and nobody writes to it.
+        unsafe { key::bytes(self.raw) }
     }
 }
 

@@ -14,10 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::fast::RandomState;
 use sluice_core::args::Timeout;
+use sluice_core::lock::Want;
 use sluice_core::queue::{Ask, Place, QueueId, Queues, Waiter};
 
 use crate::hold::Hold;
-use crate::server::{self, Answer, Blocked, Call, Context, Failure, Gate, Site, monotonic_ms};
+use crate::server::{self, Answer, Blocked, Call, Context, Failure, Gate, Site, Text, monotonic_ms};
 use crate::{MAX_WAITERS, stats};
 
 /// How soon a key is looked at again while the server would not take a write.
@@ -86,11 +87,16 @@ fn state() -> MutexGuard<'static, State> {
 }
 
 /// A command of ours on a key that somebody waits for: whoever is next, and can have the lock, has it before anybody else.
-pub fn serve(site: &Site, hold: &mut Hold<'_, '_>) -> Result<(), Failure> {
+/// Says whether anybody is left who waits.
+pub fn serve(site: &Site, hold: &mut Hold<'_, '_>) -> Result<bool, Failure> {
     let mut state = state();
-    let Some(id) = state.queues.find(site.db(), site.key()) else { return Ok(()) };
+    let Some(id) = state.queues.find(site.db(), site.key()) else { return Ok(false) };
     let expired = state.is_due(id);
-    state.serve(id, hold, expired)
+    match state.serve(id, hold, expired) {
+        // What is no lock for those who wait may be one for who asks now.
+        Ok(()) | Err(Failure::NoLock) => Ok(state.queues.find(site.db(), site.key()).is_some()),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Takes a place in the queue of the key, the reply left pending. False: it cannot be left pending here.
@@ -168,10 +174,21 @@ pub fn withdraw(site: &Site, token: &[u8]) -> bool {
 pub struct Shown {
     /// Who.
     pub token: Arc<[u8]>,
+    /// What for.
+    pub want: Want,
     /// For how long, in ms.
     pub waited: i64,
     /// The client's id.
     pub client: u64,
+}
+
+/// Before a key is shown: if it is free, and a write would be taken, those who wait are served. So it is not shown free.
+pub fn refresh(site: &Site) {
+    let mut state = state();
+    if let Some(id) = state.queues.find(site.db(), site.key()) {
+        let expired = state.is_due(id);
+        state.look(&site.context(), id, expired);
+    }
 }
 
 /// How many wait for a key, and the first of them.
@@ -181,6 +198,7 @@ pub fn show(site: &Site, most: usize) -> (usize, Vec<Shown>) {
     let now = monotonic_ms();
     let shown = state.queues.waiters(id).take(most).map(|waiter| Shown {
         token: Arc::clone(&waiter.token),
+        want: waiter.ask.want,
         waited: now.saturating_sub(waiter.since).max(0),
         client: waiter.client.id,
     });
@@ -274,7 +292,7 @@ pub fn tick(context: &Context) {
     for place in state.queues.timed_out(monotonic_ms()) {
         let Some(left) = state.queues.leave(place) else { continue };
         state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
-        stats::bump(&stats::LOCK_TIMEOUTS);
+        stats::bump(&stats::of(left.waiter.ask.want).timeouts);
         if left.was_head {
             state.touched.insert(place.queue());
         }
@@ -296,12 +314,12 @@ impl State {
             clients.insert(client, Stage::UnderWay(grant));
             *under_way = under_way.saturating_add(1);
             client.answer(Answer::Integer(fence));
-            stats::bump(&stats::LOCK_GRANTS);
-            stats::bump(if expired { &stats::LOCK_EXPIRED_HANDOVERS } else { &stats::LOCK_HANDOVERS });
-            let waited = monotonic_ms().saturating_sub(waiter.since);
-            stats::raise(&stats::LOCK_WAIT_MS_MAX, waited);
+            let counters = stats::of(waiter.ask.want);
+            stats::bump(&counters.grants);
+            stats::bump(if expired { &counters.expired_handovers } else { &counters.handovers });
+            stats::raise(&counters.wait_ms_max, monotonic_ms().saturating_sub(waiter.since));
         });
-        self.look_after(id, hold.deadline());
+        self.look_after(id, hold.next_change());
         self.count();
         self.arm();
         served
@@ -349,10 +367,15 @@ impl State {
             Gate::Shut => return Err(SHUT_MS),
             Gate::Elsewhere => return Ok(()),
         }
-        let _ = crate::hold::release(site, &grant.token, |hold| {
-            let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
-            self.serve(id, hold, false)
-        });
+        let token = Text::new(&grant.token);
+        let mut key = site.open();
+        let hold = Hold::new(site, &mut key, site.now_us());
+        if let Ok(found) = hold.find(token.lend()) {
+            let _ = hold.release(found, token.lend(), |hold| {
+                let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
+                self.serve(id, hold, false)
+            });
+        }
         Ok(())
     }
 
@@ -404,7 +427,9 @@ impl State {
 
     fn count(&mut self) {
         let waiting = self.queues.waiting();
-        stats::set(&stats::LOCK_WAITERS, waiting);
+        let permits = self.queues.waiting_for_permits();
+        stats::set(&stats::LOCK.waiters, waiting.saturating_sub(permits));
+        stats::set(&stats::SEM.waiters, permits);
         let busy = waiting.saturating_add(self.under_way).saturating_add(self.give_back.len());
         if busy == 0 && BUSY.load(Relaxed) > 0 {
             // The last one out gives back what a rush had needed.
