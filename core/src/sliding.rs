@@ -564,7 +564,6 @@ fn rebuild(
         widths.sum = widths.sum.max(log.widths.sum);
     }
 
-    let oldest = now.saturating_sub(window).saturating_add(1);
     let first = match log {
         Some(log) => log
             .base
@@ -573,7 +572,7 @@ fn rebuild(
         None => now,
     };
     // Two below the first hit: the predecessor has offset 1, since 0 is a slot never used.
-    let base = first.max(oldest).max(FIRST).saturating_sub(2);
+    let base = first.max(FIRST).saturating_sub(2);
 
     let len = slots.saturating_mul(widths.slot()).saturating_add(HEADER);
     let mut value = Vec::with_capacity(len);
