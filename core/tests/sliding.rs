@@ -437,6 +437,14 @@ fn a_longer_window_widens_the_offsets_of_a_live_log() {
         assert_eq!(usize::from(k.key.value.as_ref().unwrap()[1] >> 4), width);
     }
     assert_eq!(read(k.key.value.as_ref().unwrap()), [(10_000, 6)]);
+    for i in 1..20 {
+        k.call(10_000 + i, &hit(100, 1500));
+        assert_eq!(
+            k.key.value.as_ref().unwrap()[1] >> 4,
+            5,
+            "callers that alternate do not rewrite it each time"
+        );
+    }
     k.call(20_000, &hit(100, 80));
     assert_eq!(
         k.key.value.as_ref().unwrap()[1] >> 4,
