@@ -15,7 +15,8 @@ fn server() -> (Server, bool) {
     let known = server.call(&["ACL", "CAT"]).array().iter().any(|name| name.text() == "lock");
     let all = pages::blocks(Path::new("docs/security.md"));
     assert!(all.iter().any(|block| block.info == "console categories"));
-    let (mine, other): (Vec<_>, Vec<_>) = all.into_iter().partition(|block| known || !block.info.ends_with("categories"));
+    let (mine, other): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|block| known || !block.info.ends_with("categories"));
     assert_eq!(pages::run(&server, &mine), Vec::<String>::new());
     if !known {
         // Past the test harness, which keeps what a test prints to itself.

@@ -35,9 +35,8 @@ fn syntax(command: &Command) -> String {
 
 /// The head of a page, with both markers.
 fn header(command: &Command) -> String {
-    let code = |words: &[&str], sign: &str| {
-        words.iter().map(|word| format!("`{sign}{word}`")).collect::<Vec<_>>().join(" ")
-    };
+    let code =
+        |words: &[&str], sign: &str| words.iter().map(|word| format!("`{sign}{word}`")).collect::<Vec<_>>().join(" ");
     let least = command.arity.unsigned_abs() - 1;
     let arity = match (command.arity > 0, least) {
         (true, 1) => "1 argument".to_owned(),
@@ -54,7 +53,8 @@ fn header(command: &Command) -> String {
         ("Reply in RESP2", command.replies.resp2.to_owned()),
         ("Reply in RESP3", command.replies.resp3.to_owned()),
     ];
-    let mut text = format!("# {}\n\n{}.\n\n```\n{}\n```\n\n| | |\n|---|---|\n", command.name, command.summary, syntax(command));
+    let mut text =
+        format!("# {}\n\n{}.\n\n```\n{}\n```\n\n| | |\n|---|---|\n", command.name, command.summary, syntax(command));
     for (name, value) in rows {
         text += &format!("| {name} | {value} |\n");
     }
@@ -214,7 +214,9 @@ fn call_of(command: &Command) -> Vec<Vec<u8>> {
 
 /// Whether a reply is of the shape that a text in the table begins with, with the fields it names.
 fn assert_shape(text: &str, reply: &Value, what: &str) {
-    let named = |list: &str| -> Vec<String> { list.split(", ").map(|name| name.split(' ').next().unwrap().to_owned()).collect() };
+    let named = |list: &str| -> Vec<String> {
+        list.split(", ").map(|name| name.split(' ').next().unwrap().to_owned()).collect()
+    };
     let (shape, rest) = text.split_once(':').unwrap_or((text, ""));
     match shape {
         "Integer" => assert!(matches!(reply, Value::Int(_)), "{what}: {reply:?}"),
@@ -289,7 +291,8 @@ fn calls(line: &str) -> Vec<Vec<String>> {
     let mut found = vec![];
     for command in spec::ALL {
         for (at, _) in upper.match_indices(command.name) {
-            let rest: String = line[at..].split(['`', '|', ')']).next().unwrap_or_default().replace(['\'', '"', ','], " ");
+            let rest: String =
+                line[at..].split(['`', '|', ')']).next().unwrap_or_default().replace(['\'', '"', ','], " ");
             found.push(rest.split_whitespace().map(str::to_owned).collect());
         }
     }
@@ -354,7 +357,8 @@ fn every_link_leads_somewhere() {
         let mut code = false;
         for line in read(&file).lines() {
             code ^= line.starts_with("```");
-            for (_, rest) in line.match_indices("](").map(|(at, sign)| line.split_at(at + sign.len())).filter(|_| !code) {
+            for (_, rest) in line.match_indices("](").map(|(at, sign)| line.split_at(at + sign.len())).filter(|_| !code)
+            {
                 let link = rest.split(')').next().unwrap();
                 if link.contains("://") {
                     continue;
@@ -406,6 +410,11 @@ fn an_example_that_shows_something_else_is_found() {
     ] {
         assert_eq!(pages::run(&server, &[console(&[&format!("> {call}"), shown])]).len(), 1, "{call}");
     }
-    let order = ["> LOCK.ACQUIRE a t 30s", "(integer) 2796043976185848", "> LOCK.ACQUIRE a t 30s", "(integer) 1796043976185848"];
+    let order = [
+        "> LOCK.ACQUIRE a t 30s",
+        "(integer) 2796043976185848",
+        "> LOCK.ACQUIRE a t 30s",
+        "(integer) 1796043976185848",
+    ];
     assert_eq!(pages::run(&server, &[console(&order)]).len(), 1);
 }

@@ -22,9 +22,10 @@ fn clients() -> PathBuf {
 /// A Python that has redis-py: the one that `make test` made, or the system's.
 fn python() -> Option<PathBuf> {
     let made = clients().join("python/bin/python");
-    [Some(made), in_path("python3")].into_iter().flatten().find(|python| {
-        Command::new(python).args(["-c", "import redis"]).output().is_ok_and(|out| out.status.success())
-    })
+    [Some(made), in_path("python3")]
+        .into_iter()
+        .flatten()
+        .find(|python| Command::new(python).args(["-c", "import redis"]).output().is_ok_and(|out| out.status.success()))
 }
 
 /// Node, if node-redis is there for it.
@@ -37,14 +38,16 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Runs the blocks of a file from the first to the last on one server, those of `language` and the console's; whether any was run.
+/// Runs the blocks of a file from the first to the last on one server, those of `language` and the console's. How many of
+/// `language` there are.
 fn run(file: &Path, language: &str, program: Option<PathBuf>, library: &str) -> usize {
     let all = blocks(file);
     let found = all.iter().filter(|block| block.info == language).count();
+    if found == 0 {
+        return 0;
+    }
     let Some(program) = program else {
-        if found > 0 {
-            say(&format!("NOT RUN: {found} {language} example(s) in {}: {library} is not there", file.display()));
-        }
+        say(&format!("NOT RUN: {found} {language} example(s) in {}: {library} is not there", file.display()));
         return found;
     };
     let server = Server::start();
