@@ -47,52 +47,61 @@ fn may_not(client: &mut Client, words: &[Vec<u8>]) {
     assert!(reply.is_error("NOPERM"), "{reply:?}");
 }
 
-fn an_application_locks_and_counts_under_its_prefix(server: &Server, user: &str) {
-    let mut client = login(server, user);
-    let key = |name: &str| format!("{user}:{name}");
-    may(&mut client, &args!["LOCK.ACQUIRE", key("lock"), "t", "30s"]);
-    may(&mut client, &args!["LOCK.RENEW", key("lock"), "t", "30s"]);
-    may(&mut client, &args!["LOCK.RELEASE", key("lock"), "t"]);
-    may(&mut client, &args!["RL.FIXED", key("fixed"), 3, "1m"]);
-    may(&mut client, &args!["RL.SLIDING", key("sliding"), 3, "1m", "PEEK"]);
-    may(&mut client, &args!["RL.BUCKET", key("bucket"), 3, 1, "1m", "COST", 0]);
-    may(&mut client, &args!["PING"]);
-    may_not(&mut client, &args!["LOCK.INFO", key("lock")]);
-    may_not(&mut client, &args!["GET", key("lock")]);
-    may_not(&mut client, &args!["DEL", key("lock")]);
-    may_not(&mut client, &args!["SET", key("lock"), "t"]);
-    may_not(&mut client, &args!["LOCK.ACQUIRE", "other:lock", "t", "30s"]);
-    may_not(&mut client, &args!["LOCK.RELEASE", "other:lock", "t"]);
-    may_not(&mut client, &args!["RL.FIXED", "other:fixed", 3, "1m"]);
-    may_not(&mut client, &args!["RL.SLIDING", "other:sliding", 3, "1m", "PEEK"]);
-}
-
 #[test]
 fn an_application_may_lock_and_count_under_its_prefix_and_no_more() {
     let (server, categories) = server();
-    an_application_locks_and_counts_under_its_prefix(&server, "shop");
-    if categories {
-        an_application_locks_and_counts_under_its_prefix(&server, "store");
+    for user in if categories { &["shop", "store"][..] } else { &["store"] } {
+        let mut client = login(&server, user);
+        let key = |name: &str| format!("{user}:{name}");
+        may(&mut client, &args!["LOCK.ACQUIRE", key("lock"), "t", "30s"]);
+        may(&mut client, &args!["LOCK.RENEW", key("lock"), "t", "30s"]);
+        may(&mut client, &args!["LOCK.RELEASE", key("lock"), "t"]);
+        may(&mut client, &args!["RL.FIXED", key("fixed"), 3, "1m"]);
+        may(&mut client, &args!["RL.SLIDING", key("sliding"), 3, "1m", "PEEK"]);
+        may(&mut client, &args!["RL.BUCKET", key("bucket"), 3, 1, "1m", "COST", 0]);
+        may(&mut client, &args!["PING"]);
+        may_not(&mut client, &args!["LOCK.INFO", key("lock")]);
+        may_not(&mut client, &args!["GET", key("lock")]);
+        may_not(&mut client, &args!["DEL", key("lock")]);
+        may_not(&mut client, &args!["SET", key("lock"), "t"]);
+        may_not(&mut client, &args!["LOCK.ACQUIRE", "other:lock", "t", "30s"]);
+        may_not(&mut client, &args!["LOCK.RELEASE", "other:lock", "t"]);
+        may_not(&mut client, &args!["RL.FIXED", "other:fixed", 3, "1m"]);
+        may_not(&mut client, &args!["RL.SLIDING", "other:sliding", 3, "1m", "PEEK"]);
     }
 }
 
 #[test]
 fn an_observer_sees_locks_and_changes_nothing() {
-    let (server, _) = server();
-    server.call(&args!["LOCK.ACQUIRE", "shop:lock", "t", "30s"]);
-    for (user, tokens) in [("watcher", true), ("dashboard", false)] {
+    let (server, categories) = server();
+    let by_name = [("auditor", "store", true), ("dashboard", "store", false)];
+    let by_category = [("watcher", "shop", true)];
+    for (user, prefix, tokens) in by_name.into_iter().chain(by_category.into_iter().filter(|_| categories)) {
+        let lock = format!("{prefix}:lock");
+        server.call(&args!["LOCK.ACQUIRE", &lock, "t", "30s"]);
         let mut client = login(&server, user);
         let see: fn(&mut Client, &[Vec<u8>]) = if tokens { may } else { may_not };
-        see(&mut client, &args!["LOCK.INFO", "shop:lock"]);
-        may(&mut client, &args!["PTTL", "shop:lock"]);
-        may(&mut client, &args!["TTL", "shop:lock"]);
-        may(&mut client, &args!["EXISTS", "shop:lock"]);
+        see(&mut client, &args!["LOCK.INFO", &lock]);
+        may(&mut client, &args!["PTTL", &lock]);
+        may(&mut client, &args!["TTL", &lock]);
+        may(&mut client, &args!["EXISTS", &lock]);
         may(&mut client, &args!["INFO", "sluice"]);
         may_not(&mut client, &args!["PTTL", "other:lock"]);
-        may_not(&mut client, &args!["GET", "shop:lock"]);
-        may_not(&mut client, &args!["LOCK.RELEASE", "shop:lock", "t"]);
-        may_not(&mut client, &args!["LOCK.ACQUIRE", "shop:lock", "t", "30s"]);
-        may_not(&mut client, &args!["RL.FIXED", "shop:fixed", 3, "1m", "PEEK"]);
+        may_not(&mut client, &args!["GET", &lock]);
+        may_not(&mut client, &args!["LOCK.RELEASE", &lock, "t"]);
+        may_not(&mut client, &args!["LOCK.ACQUIRE", &lock, "t", "30s"]);
+        may_not(&mut client, &args!["RL.FIXED", format!("{prefix}:fixed"), 3, "1m", "PEEK"]);
+    }
+}
+
+#[test]
+fn rules_by_category_are_in_nobodys_way_at_an_unload() {
+    let (server, categories) = server();
+    if categories {
+        server.call(&["ACL", "DELUSER", "store", "auditor"]);
+        assert_eq!(server.call(&["MODULE", "UNLOAD", "sluice"]).text(), "OK");
+        assert_eq!(server.call(&["PING"]).text(), "PONG");
+        may(&mut login(&server, "shop"), &args!["PING"]);
     }
 }
 

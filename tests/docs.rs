@@ -285,6 +285,26 @@ fn the_tour_in_the_readme_does_what_it_shows() {
     assert_runs(vec!["README.md".into()]);
 }
 
+#[test]
+fn after_an_unload_every_key_is_what_the_readme_says() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call(&args!["LOCK.ACQUIRE", "lock", "token", "1h"]);
+    client.call(&args!["RL.FIXED", "fixed", 5, "1h", "COST", 2]);
+    client.call(&args!["RL.SLIDING", "sliding", 5, "1h"]);
+    client.call(&args!["RL.BUCKET", "bucket", 5, 1, "1h"]);
+    assert_eq!(client.call(&["MODULE", "UNLOAD", "sluice"]).text(), "OK");
+    assert!(client.call(&["LOCK.INFO", "lock"]).is_error("ERR unknown command"));
+    for key in ["lock", "fixed", "sliding", "bucket"] {
+        assert_eq!(client.call(&["TYPE", key]).text(), "string");
+        assert!(client.call(&["PTTL", key]).int() > 3_500_000);
+    }
+    assert_eq!(client.call(&["GET", "lock"]).text(), "token");
+    assert_eq!(client.call(&["INCR", "fixed"]).int(), 3);
+    assert_eq!(client.call(&["STRLEN", "bucket"]).int(), 25);
+    assert_eq!(client.call(&["GETRANGE", "sliding", "0", "0"]).bytes(), b"\xf6");
+}
+
 /// Every call of one of our commands in a line of code, word by word.
 fn calls(line: &str) -> Vec<Vec<String>> {
     let upper = line.to_ascii_uppercase();
