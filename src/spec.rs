@@ -61,18 +61,32 @@ pub enum Kind {
     Integer,
     /// An option word without a value.
     Word,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
 }
 
 /// Every command, in the order the docs list them.
 #[allow(dead_code, reason = "for the docs pages and their tests: registration names each command with what it does")]
-pub const ALL: &[&Command] =
-    &[&LOCK_ACQUIRE, &LOCK_RELEASE, &LOCK_RENEW, &LOCK_INFO, &RL_FIXED, &RL_SLIDING, &RL_BUCKET];
+pub const ALL: &[&Command] = &[
+    &LOCK_ACQUIRE,
+    &LOCK_RELEASE,
+    &LOCK_RENEW,
+    &LOCK_INFO,
+    &SEM_ACQUIRE,
+    &SEM_RELEASE,
+    &SEM_RENEW,
+    &SEM_INFO,
+    &RL_FIXED,
+    &RL_SLIDING,
+    &RL_BUCKET,
+];
 
 const KEY: Arg = positional("key", Kind::Key);
 const TOKEN: Arg = positional("token", Kind::Text);
 const TTL: Arg = positional("ttl", Kind::Text);
 const LIMIT: Arg = positional("limit", Kind::Integer);
 const WINDOW: Arg = positional("window", Kind::Text);
+const MODE: Arg = Arg { name: "mode", kind: Kind::OneOf(&["SHARED", "REENTRANT"]), token: None, optional: true };
 const BLOCK: Arg = Arg { name: "timeout", kind: Kind::Text, token: Some("BLOCK"), optional: true };
 const COST: Arg = Arg { name: "cost", kind: Kind::Integer, token: Some("COST"), optional: true };
 const PEEK: Arg = Arg { name: "peek", kind: Kind::Word, token: Some("PEEK"), optional: true };
@@ -96,7 +110,7 @@ pub const LOCK_ACQUIRE: Command = Command {
     flags: &["write", "denyoom", "blocking"],
     categories: &["write", "slow", "blocking", "lock"],
     key: &["RW", "update"],
-    args: &[KEY, TOKEN, TTL, BLOCK],
+    args: &[KEY, TOKEN, TTL, MODE, BLOCK],
     replies: Replies {
         resp2: "Integer: the fencing token, greater than 0, or 0 if the lock was not acquired",
         resp3: "Integer: the fencing token, greater than 0, or 0 if the lock was not acquired",

@@ -26,6 +26,7 @@ fn page(command: &Command) -> PathBuf {
 fn syntax(command: &Command) -> String {
     let word = |arg: &Arg| match (&arg.kind, arg.token) {
         (Kind::Word, Some(token)) => token.to_owned(),
+        (Kind::OneOf(words), _) => words.join(" | "),
         (_, Some(token)) => format!("{token} {}", arg.name),
         (_, None) => arg.name.to_owned(),
     };
@@ -196,6 +197,7 @@ fn argument_wanted(arg: &Arg) -> Told {
         Kind::Text => "string",
         Kind::Integer => "integer",
         Kind::Word => "pure-token",
+        Kind::OneOf(_) => "oneof",
     };
     (arg.name.to_owned(), kind.to_owned(), arg.token.map(str::to_owned), arg.optional)
 }
@@ -207,7 +209,7 @@ fn call_of(command: &Command) -> Vec<Vec<u8>> {
         (Kind::Text, name) if DURATIONS.contains(&name) => "10s".to_owned(),
         (Kind::Text, _) => "token".to_owned(),
         (Kind::Integer, _) => "5".to_owned(),
-        (Kind::Word, _) => panic!("a word is an option"),
+        (Kind::Word | Kind::OneOf(_), _) => panic!("a word is an option"),
     });
     [command.name.to_owned()].into_iter().chain(positional).map(String::into_bytes).collect()
 }

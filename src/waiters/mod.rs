@@ -212,12 +212,8 @@ pub fn delivered(client: Blocked) {
     }
 }
 
-/// CLIENT UNBLOCK: the wait ends as by its timeout. The server replies.
-pub fn gave_up(context: &Context, client: Blocked) {
-    gone(context, client);
-}
-
-/// A client is gone: out of the queue with it, and a grant on its way to it goes back.
+/// A client waits no more, for it is gone, or CLIENT UNBLOCK has ended its wait: out of the queue with it. A grant on its way
+/// to it goes back.
 pub fn gone(context: &Context, client: Blocked) {
     let mut state = state();
     match state.clients.remove(&client) {
