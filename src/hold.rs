@@ -8,6 +8,7 @@
 //!
 //! An exclusive lock is thereby the same as that of every client that locks with `SET key token NX PX`.
 
+use core::cell::OnceCell;
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
@@ -41,19 +42,24 @@ pub struct Holder {
 pub struct Hold<'k, 'c> {
     site: &'c Site,
     key: &'k mut Key<'c>,
-    now_us: i64,
+    /// Read once, and not at all where a refusal does not depend on it.
+    now_us: OnceCell<i64>,
     /// Given up, though it is still there.
     freed: bool,
 }
 
 impl<'k, 'c> Hold<'k, 'c> {
     /// The lock in a key opened to write.
-    pub const fn new(site: &'c Site, key: &'k mut Key<'c>, now_us: i64) -> Self {
-        Self { site, key, now_us, freed: false }
+    pub const fn new(site: &'c Site, key: &'k mut Key<'c>) -> Self {
+        Self { site, key, now_us: OnceCell::new(), freed: false }
     }
 
-    const fn now(&self) -> i64 {
-        self.now_us.div_euclid(1000)
+    fn now_us(&self) -> i64 {
+        *self.now_us.get_or_init(|| self.site.now_us())
+    }
+
+    fn now(&self) -> i64 {
+        self.now_us().div_euclid(1000)
     }
 
     /// How the lock stands to a token.
@@ -207,7 +213,7 @@ impl<'k, 'c> Hold<'k, 'c> {
             (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
         }
         self.freed = false;
-        Ok(FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(self.now_us).cast_signed())
+        Ok(FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(self.now_us()).cast_signed())
     }
 
     /// The deadline of a holder that converts: the later of its own and the one it asks for, or none if it has none.

@@ -365,7 +365,7 @@ impl State {
         }
         let token = Text::new(&grant.token);
         let mut key = site.open();
-        let hold = Hold::new(site, &mut key, site.now_us());
+        let hold = Hold::new(site, &mut key);
         if let Ok(found) = hold.find(token.lend()) {
             let _ = hold.release(found, token.lend(), |hold| {
                 let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
@@ -384,20 +384,19 @@ impl State {
     fn look(&mut self, context: &Context, id: QueueId, expired: bool) {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return };
         context.at(db, &key, |site| {
-            let now_us = site.now_us();
             let again = match site.gate() {
                 Gate::Paused => PAUSED_MS,
                 Gate::Shut => SHUT_MS,
                 Gate::Elsewhere => return self.send_on(id, &site.redirection()),
                 Gate::Open => {
                     let mut key = site.open();
-                    let mut hold = Hold::new(site, &mut key, now_us);
+                    let mut hold = Hold::new(site, &mut key);
                     // What keeps a lock from being read, as a key of another type does, keeps its waiters as well.
                     let _ = self.serve(id, &mut hold, expired);
                     return;
                 }
             };
-            self.queues.look_at(id, Some(now_us.div_euclid(1000).saturating_add(again)));
+            self.queues.look_at(id, Some(site.now_us().div_euclid(1000).saturating_add(again)));
         });
     }
 
