@@ -203,8 +203,9 @@ struct Log<'a> {
     base: i64,
     widths: Widths,
     slots: u32,
-    /// The newest slot, where it lies.
+    /// The newest slot, where it lies, and its offset.
     newest: u32,
+    newest_offset: i64,
     /// The oldest slot, where it lies. The ring's order counts from here.
     oldest: u32,
     /// Slots ever used: all, once the ring has come round.
@@ -233,6 +234,37 @@ impl Widths {
     fn slot(self) -> usize {
         usize::from(self.offset).wrapping_add(usize::from(self.sum))
     }
+
+    /// Where the slot at `index` would lie in a value without a header. That is `HEADER` bytes early: a word from where a
+    /// field would end then ends where it does.
+    #[inline]
+    fn start(self, index: u32) -> usize {
+        (index as usize).wrapping_mul(self.slot())
+    }
+
+    /// The offset in the slot that lies at `index`.
+    #[inline]
+    fn offset_in(self, bytes: &[u8], index: u32) -> i64 {
+        let end = self.start(index).wrapping_add(usize::from(self.offset));
+        field(bytes, end, self.offset).cast_signed()
+    }
+
+    /// The sum in the slot that lies at `index`.
+    #[inline]
+    fn sum_in(self, bytes: &[u8], index: u32) -> u64 {
+        field(bytes, self.start(index).wrapping_add(self.slot()), self.sum)
+    }
+}
+
+/// The number of `width` bytes that ends where the word at `start` ends.
+#[inline]
+fn field(bytes: &[u8], start: usize, width: u8) -> u64 {
+    let word = bytes
+        .get(start..start.wrapping_add(8))
+        .and_then(<[u8]>::first_chunk::<8>);
+    word.map_or(0, |word| {
+        u64::from_le_bytes(*word).wrapping_shr(shift(width))
+    })
 }
 
 /// The largest offset that has to fit.
@@ -264,6 +296,8 @@ fn largest(width: u8) -> u64 {
 struct Counted {
     before: u32,
     last: u32,
+    /// The sum in the slot of the last.
+    sum: u64,
     /// Their units.
     used: u64,
     /// When the last of them leaves, absolute ms.
@@ -274,6 +308,7 @@ impl Counted {
     const NONE: Self = Counted {
         before: 0,
         last: 0,
+        sum: 0,
         used: 0,
         leaves: i64::MIN,
     };
@@ -319,6 +354,7 @@ impl<'a> Log<'a> {
             widths,
             slots,
             newest: 0,
+            newest_offset: 0,
             oldest: 0,
             used: slots,
         };
@@ -327,18 +363,7 @@ impl<'a> Log<'a> {
         if first == 0 || log.offset_in(1) == 0 {
             return None;
         }
-        // The newest is among `left` slots from here on. Without a branch for the processor to guess.
-        let mut left = slots;
-        while left > 1 {
-            let half = left / 2;
-            let middle = log.newest.wrapping_add(half);
-            log.newest = if log.offset_in(middle) >= first {
-                middle
-            } else {
-                log.newest
-            };
-            left = left.wrapping_sub(half);
-        }
+        (log.newest, log.newest_offset) = search_newest(bytes, widths, slots, first);
         let next = log.newest.wrapping_add(1);
         if next < slots {
             if log.offset_in(next) == 0 {
@@ -350,32 +375,10 @@ impl<'a> Log<'a> {
         Some(log)
     }
 
-    /// The number of `width` bytes that ends where the word at `start` ends.
-    #[inline]
-    fn field(&self, start: usize, width: u8) -> u64 {
-        let word = self
-            .bytes
-            .get(start..start.wrapping_add(8))
-            .and_then(<[u8]>::first_chunk::<8>);
-        word.map_or(0, |word| {
-            u64::from_le_bytes(*word).wrapping_shr(shift(width))
-        })
-    }
-
-    /// Where the slot at `index` would lie in a value without a header. That is `HEADER` bytes early: a word from where a
-    /// field would end then ends where it does.
-    #[inline]
-    fn start(&self, index: u32) -> usize {
-        (index as usize).wrapping_mul(self.widths.slot())
-    }
-
     /// The offset in the slot that lies at `index`.
     #[inline]
     fn offset_in(&self, index: u32) -> i64 {
-        let end = self
-            .start(index)
-            .wrapping_add(usize::from(self.widths.offset));
-        self.field(end, self.widths.offset).cast_signed()
+        self.widths.offset_in(self.bytes, index)
     }
 
     /// Where the slot lies that is number `order` in the ring.
@@ -398,8 +401,7 @@ impl<'a> Log<'a> {
     /// The sum in the slot that lies at `index`.
     #[inline]
     fn sum_in(&self, index: u32) -> u64 {
-        let end = self.start(index).wrapping_add(self.widths.slot());
-        self.field(end, self.widths.sum)
+        self.widths.sum_in(self.bytes, index)
     }
 
     /// The units up to a slot with the sum `total` of the hits after number `before`.
@@ -413,23 +415,27 @@ impl<'a> Log<'a> {
     fn counted(&self, at: i64, window: i64) -> Counted {
         let now = at.wrapping_sub(self.base);
         let dead = now.wrapping_sub(window);
-        let (mut last, mut newest) = (self.used.wrapping_sub(1), self.newest);
-        if self.offset_in(newest) > now {
-            match self.last_until(now) {
-                Some(until) => (last, newest) = (until, self.index(until)),
+        let (mut last, mut index, mut offset) =
+            (self.used.wrapping_sub(1), self.newest, self.newest_offset);
+        if offset > now {
+            last = match self.last_until(now) {
+                Some(last) => last,
                 None => return Counted::NONE,
-            }
+            };
+            index = self.index(last);
+            offset = self.offset_in(index);
         }
-        let offset = self.offset_in(newest);
         if offset <= dead {
             return Counted::NONE;
         }
         let before = first_where(1, last, |order| self.offset(order) > dead).wrapping_sub(1);
         let leaves = self.base.wrapping_add(offset).wrapping_add(window);
+        let sum = self.sum_in(index);
         Counted {
             before,
             last,
-            used: self.units(before, self.sum_in(newest)),
+            sum,
+            used: self.units(before, sum),
             leaves,
         }
     }
@@ -468,9 +474,8 @@ impl<'a> Log<'a> {
     /// When so many of the hits that `counted` have left that `room` holds the rest.
     #[inline]
     fn enough_left(&self, window: i64, room: u64, counted: &Counted) -> i64 {
-        let total = self.sum_in(self.index(counted.last));
         let leaver = first_where(counted.before.wrapping_add(1), counted.last, |order| {
-            self.units(order, total) <= room
+            self.units(order, counted.sum) <= room
         });
         // Never later than the last of them, whatever a damaged log says.
         self.base
@@ -510,7 +515,7 @@ impl<'a> Log<'a> {
         counted: &Counted,
     ) -> Option<(usize, SlotBytes)> {
         let offset = now.wrapping_sub(self.base);
-        let newest = self.offset_in(self.newest);
+        let newest = self.newest_offset;
         let most = largest(self.widths.offset);
         if newest > offset || offset.cast_unsigned() > most || last_offset(window) > most {
             return None;
@@ -523,7 +528,7 @@ impl<'a> Log<'a> {
         } else {
             (self.oldest, 1, counted.before >= 1)
         };
-        let sum = self.sum_in(self.newest);
+        let sum = counted.sum;
         if !free || self.crowded(oldest, sum, cost) {
             return None;
         }
@@ -534,7 +539,7 @@ impl<'a> Log<'a> {
             bytes: slot.to_le_bytes(),
             len: self.widths.slot(),
         };
-        Some((self.start(index).wrapping_add(HEADER), bytes))
+        Some((self.widths.start(index).wrapping_add(HEADER), bytes))
     }
 
     /// Would `cost` units more than `sum` come round to the sum of the ring's number `oldest`?
@@ -568,6 +573,26 @@ impl<'a> Log<'a> {
             expiry: expiry(now, window),
         })
     }
+}
+
+/// The last slot in the value whose offset is not below slot 0's, `first`; and its offset.
+///
+/// On its own, so that all it needs stays in registers: this is the most of what a call takes.
+#[inline(never)]
+fn search_newest(bytes: &[u8], widths: Widths, slots: u32, first: i64) -> (u32, i64) {
+    let (mut newest, mut offset) = (0u32, first);
+    // It is among `left` slots from `newest` on.
+    let mut left = slots;
+    while left > 1 {
+        let half = left / 2;
+        let middle = newest.wrapping_add(half);
+        let found = widths.offset_in(bytes, middle);
+        if found >= first {
+            (newest, offset) = (middle, found);
+        }
+        left = left.wrapping_sub(half);
+    }
+    (newest, offset)
 }
 
 /// The first of `low..=high` where `holds`, which is known of `high` and holds from some point on.
