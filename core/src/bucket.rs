@@ -149,9 +149,10 @@ impl State {
                 to.copy_from_slice(field);
             }
         };
-        // From the back, so that whole words can be written: each covers what the one before put too far forward.
+        // From the back, in whole words: each covers what the one before put too far forward.
         put(17, &self.period.wrapping_shl(24).to_le_bytes());
-        put(8, &low_twelve(self.numerator));
+        put(16, &(self.numerator.wrapping_shr(64) as u32).to_le_bytes());
+        put(8, &(self.numerator as u64).to_le_bytes());
         let magic = u64::from(limit::BUCKET);
         put(0, &(self.time.cast_unsigned().wrapping_shl(8) | magic).to_le_bytes());
         bytes
@@ -251,13 +252,6 @@ fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Le
         full_in,
         after: charged.then_some(now_used),
     }
-}
-
-/// The twelve bytes of a numerator.
-#[inline]
-fn low_twelve(numerator: u128) -> [u8; 12] {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = numerator.to_le_bytes();
-    [a, b, c, d, e, f, g, h, i, j, k, l]
 }
 
 /// `count` units as a numerator over `period` µs.
