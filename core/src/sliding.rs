@@ -15,6 +15,7 @@
 //! The oldest slot only serves as the predecessor of the next: its sum is known, its own units are not. A new log begins
 //! with one that never was a hit.
 
+use crate::args::LONGEST_MS;
 use crate::limit::{self, Expiry, NEVER, Refusal, Request, Verdict};
 
 /// What to do to the key.
@@ -68,8 +69,6 @@ const MIN_SPARE: usize = 4;
 /// Bounds of the clock in ms, since a base is a signed 6-byte number: the years -2491 to 6429. Beyond, time stands still.
 const FIRST: i64 = -(1 << 47) + 2;
 const LAST: i64 = (1 << 47) - 1;
-/// 3660 days in ms.
-const MAX_WINDOW: u64 = 3660 * 86_400_000;
 /// How often `retry_after` is put off by hits from the future before the log is given up.
 const MAX_POSTPONED: usize = 64;
 
@@ -85,7 +84,7 @@ const MAX_POSTPONED: usize = 64;
 #[inline]
 pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<Decision, Refusal> {
     let now = now_ms.clamp(FIRST, LAST);
-    let window = request.window.min(MAX_WINDOW).cast_signed();
+    let window = request.window.min(LONGEST_MS).cast_signed();
     let Some(bytes) = stored else {
         return Ok(as_new(now, window, request));
     };
@@ -95,17 +94,8 @@ pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<D
     let free = request.limit.saturating_sub(counted.used);
     let as_it_stands = |allowed, retry_after| {
         let reset_after = counted.leaves.max(now).wrapping_sub(now);
-        let verdict = Verdict {
-            allowed,
-            limit: request.limit,
-            remaining: free,
-            retry_after,
-            reset_after,
-        };
-        Ok(Decision {
-            verdict,
-            effect: Effect::Nothing,
-        })
+        let verdict = Verdict { allowed, limit: request.limit, remaining: free, retry_after, reset_after };
+        Ok(Decision { verdict, effect: Effect::Nothing })
     };
     if request.cost == 0 {
         return as_it_stands(true, 0);
@@ -123,11 +113,7 @@ pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<D
         return Ok(as_new(now, window, request));
     }
     let effect = match log.place(now, window, request.cost, &counted) {
-        Some((at, bytes)) => Effect::Slot {
-            at,
-            bytes,
-            expiry: expiry(now, window),
-        },
+        Some((at, bytes)) => Effect::Slot { at, bytes, expiry: expiry(now, window) },
         None => log.make_room(now, window, request, &counted)?,
     };
     if request.peek {
@@ -143,41 +129,18 @@ fn as_new(now: i64, window: i64, request: &Request) -> Decision {
     let allowed = request.cost <= free;
     if allowed && request.cost > 0 && !request.peek {
         let value = rebuild(None, &Counted::NONE, now, window, request, false);
-        return charged(
-            free,
-            window,
-            request,
-            Effect::Rebuild {
-                value,
-                expiry: expiry(now, window),
-            },
-        );
+        return charged(free, window, request, Effect::Rebuild { value, expiry: expiry(now, window) });
     }
     let retry_after = if allowed { 0 } else { NEVER };
-    let verdict = Verdict {
-        allowed,
-        limit: free,
-        remaining: free,
-        retry_after,
-        reset_after: 0,
-    };
-    Decision {
-        verdict,
-        effect: Effect::Nothing,
-    }
+    let verdict = Verdict { allowed, limit: free, remaining: free, retry_after, reset_after: 0 };
+    Decision { verdict, effect: Effect::Nothing }
 }
 
 /// The answer to a call that took its units from the `free` ones.
 #[inline]
 fn charged(free: u64, window: i64, request: &Request, effect: Effect) -> Decision {
     let remaining = free.wrapping_sub(request.cost);
-    let verdict = Verdict {
-        allowed: true,
-        limit: request.limit,
-        remaining,
-        retry_after: 0,
-        reset_after: window,
-    };
+    let verdict = Verdict { allowed: true, limit: request.limit, remaining, retry_after: 0, reset_after: window };
     Decision { verdict, effect }
 }
 
@@ -186,11 +149,7 @@ fn charged(free: u64, window: i64, request: &Request, effect: Effect) -> Decisio
 fn expiry(now: i64, window: i64) -> Expiry {
     let leaves = now.wrapping_add(window);
     let set_to = leaves.wrapping_add(window / 8);
-    Expiry {
-        earliest: leaves,
-        set_to,
-        latest: set_to.wrapping_add(1),
-    }
+    Expiry { earliest: leaves, set_to, latest: set_to.wrapping_add(1) }
 }
 
 /// A stored log, its shape checked. What the slots say is not: no search goes wrong by it, and none lasts longer.
@@ -256,12 +215,8 @@ impl Widths {
 /// The number of `width` bytes that ends where the word at `start` ends.
 #[inline]
 fn field(bytes: &[u8], start: usize, width: u8) -> u64 {
-    let word = bytes
-        .get(start..start.wrapping_add(8))
-        .and_then(<[u8]>::first_chunk::<8>);
-    word.map_or(0, |word| {
-        u64::from_le_bytes(*word).wrapping_shr(shift(width))
-    })
+    let word = bytes.get(start..start.wrapping_add(8)).and_then(<[u8]>::first_chunk::<8>);
+    word.map_or(0, |word| u64::from_le_bytes(*word).wrapping_shr(shift(width)))
 }
 
 /// The largest offset that has to fit.
@@ -302,13 +257,7 @@ struct Counted {
 }
 
 impl Counted {
-    const NONE: Self = Counted {
-        before: 0,
-        last: 0,
-        sum: 0,
-        used: 0,
-        leaves: i64::MIN,
-    };
+    const NONE: Self = Counted { before: 0, last: 0, sum: 0, used: 0, leaves: i64::MIN };
 
     #[inline]
     fn any(&self) -> bool {
@@ -336,16 +285,7 @@ impl<'a> Log<'a> {
         }
         let slots = count as u32;
         let base = u64::from_le_bytes(*head).cast_signed().wrapping_shr(16);
-        let mut log = Log {
-            bytes,
-            base,
-            widths,
-            slots,
-            newest: 0,
-            newest_offset: 0,
-            oldest: 0,
-            used: slots,
-        };
+        let mut log = Log { bytes, base, widths, slots, newest: 0, newest_offset: 0, oldest: 0, used: slots };
         // A predecessor and a hit are always there.
         let first = log.offset_in(0);
         if first == 0 || log.offset_in(1) == 0 {
@@ -399,8 +339,7 @@ impl<'a> Log<'a> {
     fn counted(&self, at: i64, window: i64) -> Counted {
         let now = at.wrapping_sub(self.base);
         let dead = now.wrapping_sub(window);
-        let (mut last, mut index, mut offset) =
-            (self.used.wrapping_sub(1), self.newest, self.newest_offset);
+        let (mut last, mut index, mut offset) = (self.used.wrapping_sub(1), self.newest, self.newest_offset);
         if offset > now {
             last = match self.last_until(now) {
                 Some(last) => last,
@@ -415,13 +354,7 @@ impl<'a> Log<'a> {
         let before = first_where(1, last, |order| self.offset(order) > dead).wrapping_sub(1);
         let leaves = self.base.wrapping_add(offset).wrapping_add(window);
         let sum = self.sum_in(index);
-        Counted {
-            before,
-            last,
-            sum,
-            used: self.units(before, sum),
-            leaves,
-        }
+        Counted { before, last, sum, used: self.units(before, sum), leaves }
     }
 
     /// The last hit in the ring's order with an offset up to `now`, where the newest has a larger one.
@@ -454,14 +387,10 @@ impl<'a> Log<'a> {
     /// When so many of the hits that `counted` have left that `room` holds the rest.
     #[inline]
     fn enough_left(&self, window: i64, room: u64, counted: &Counted) -> i64 {
-        let leaver = first_where(counted.before.wrapping_add(1), counted.last, |order| {
-            self.units(order, counted.sum) <= room
-        });
+        let leaver =
+            first_where(counted.before.wrapping_add(1), counted.last, |order| self.units(order, counted.sum) <= room);
         // Never later than the last of them, whatever a damaged log says.
-        self.base
-            .wrapping_add(self.offset(leaver))
-            .wrapping_add(window)
-            .min(counted.leaves)
+        self.base.wrapping_add(self.offset(leaver)).wrapping_add(window).min(counted.leaves)
     }
 
     /// The same with hits from the future in the log, `at` being the first guess.
@@ -487,13 +416,7 @@ impl<'a> Log<'a> {
 
     /// The slot for a hit of `cost` units at `now`, and where in the value it lies; `None` if the log has to be rebuilt.
     #[inline]
-    fn place(
-        &self,
-        now: i64,
-        window: i64,
-        cost: u64,
-        counted: &Counted,
-    ) -> Option<(usize, SlotBytes)> {
+    fn place(&self, now: i64, window: i64, cost: u64, counted: &Counted) -> Option<(usize, SlotBytes)> {
         let offset = now.wrapping_sub(self.base);
         let newest = self.newest_offset;
         let most = largest(self.widths.offset);
@@ -515,10 +438,7 @@ impl<'a> Log<'a> {
         let sum = sum.wrapping_add(cost) & largest(self.widths.sum);
         let slot = u128::from(sum).wrapping_shl(u32::from(self.widths.offset).wrapping_mul(8));
         let slot = slot | u128::from(offset.cast_unsigned());
-        let bytes = SlotBytes {
-            bytes: slot.to_le_bytes(),
-            len: self.widths.slot(),
-        };
+        let bytes = SlotBytes { bytes: slot.to_le_bytes(), len: self.widths.slot() };
         Some((self.widths.start(index).wrapping_add(HEADER), bytes))
     }
 
@@ -532,13 +452,7 @@ impl<'a> Log<'a> {
 
     /// Rebuilds the log around a hit that has no place in it.
     #[cold]
-    fn make_room(
-        &self,
-        now: i64,
-        window: i64,
-        request: &Request,
-        counted: &Counted,
-    ) -> Result<Effect, Refusal> {
+    fn make_room(&self, now: i64, window: i64, request: &Request, counted: &Counted) -> Result<Effect, Refusal> {
         if counted.hits() >= MAX_ENTRIES && counted.leaves != now.wrapping_add(window) {
             return Err(Refusal::LogFull);
         }
@@ -548,10 +462,7 @@ impl<'a> Log<'a> {
         let oldest = u32::from(self.used == self.slots);
         let crowded = self.crowded(oldest, self.sum_in(self.newest), request.cost);
         let value = rebuild(Some(self), counted, now, window, request, crowded);
-        Ok(Effect::Rebuild {
-            value,
-            expiry: expiry(now, window),
-        })
+        Ok(Effect::Rebuild { value, expiry: expiry(now, window) })
     }
 }
 

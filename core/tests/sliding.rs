@@ -636,11 +636,7 @@ fn any_log() -> impl Strategy<Value = Vec<u8>> {
 
 /// From `now` on some call of one unit passes within a window, whoever waits as long as each refusal says.
 fn never_locks(value: &[u8], now: i64, r: &Request) {
-    let one = Request {
-        cost: 1,
-        peek: false,
-        ..*r
-    };
+    let one = Request { cost: 1, peek: false, ..*r };
     let start = now.clamp(-(1 << 47) + 2, (1 << 47) - 1 - (1 << 39));
     let mut now = start;
     loop {
@@ -648,10 +644,7 @@ fn never_locks(value: &[u8], now: i64, r: &Request) {
         if v.allowed {
             return;
         }
-        assert!(
-            (1..=r.window as i64).contains(&v.retry_after),
-            "{v:?} {r:?}"
-        );
+        assert!((1..=r.window as i64).contains(&v.retry_after), "{v:?} {r:?}");
         now += v.retry_after;
         assert!(now <= start + r.window as i64, "{v:?} {r:?}");
     }
