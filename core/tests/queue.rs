@@ -1073,6 +1073,7 @@ fn nothing_is_kept_of_a_waiter_that_is_gone_nor_of_a_key_nobody_waits_for() {
     let place = join(&mut queues, &token);
     let key = Arc::clone(queues.key(place.queue()).unwrap().1);
     assert_eq!(join(&mut queues, &newer), place);
+    assert_eq!(Arc::strong_count(&newer), 1, "a token that asks again is not stored again");
     queues.leave(place).unwrap();
     assert_eq!([&token, &newer, &key].map(Arc::strong_count), [1; 3]);
 }
