@@ -40,6 +40,9 @@ impl Command for Acquire {
                 key.create(token, deadline)?;
                 call.replicate_set_argument(2, deadline)?;
                 call.changed(&[Event::Set, Event::Expire]);
+                if waiters::any() {
+                    waiters::confirm(call, token);
+                }
             }
             Standing::Mine => {
                 if waiters::any() {

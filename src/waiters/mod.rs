@@ -8,7 +8,7 @@
 //! would take a plain write now; if not, the waiters stay, and are looked at again a little later.
 
 use core::ffi::CStr;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,21 +38,18 @@ struct Client {
 /// A grant whose reply has not gone out.
 #[derive(Debug)]
 struct Grant {
+    client: Blocked,
     db: i32,
     key: Arc<[u8]>,
     token: Arc<[u8]>,
 }
 
-#[derive(Debug)]
-enum Stage {
-    Waits(Place),
-    UnderWay(Grant),
-}
-
 struct State {
     queues: Queues<Client>,
-    clients: HashMap<Blocked, Stage, RandomState>,
-    under_way: usize,
+    /// Those who wait, and where.
+    clients: HashMap<Blocked, Place, RandomState>,
+    /// Those who are about to be answered by a grant, in the order in which the server will do it: the grants of one turn.
+    under_way: VecDeque<Grant>,
     /// Grants whose client died before the reply.
     give_back: Vec<Grant>,
     /// Queues whose keys something has happened to.
@@ -65,7 +62,7 @@ lazy_static::lazy_static! {
     static ref STATE: Mutex<State> = Mutex::new(State {
         queues: Queues::new(),
         clients: HashMap::default(),
-        under_way: 0,
+        under_way: VecDeque::new(),
         give_back: Vec::new(),
         touched: BTreeSet::new(),
         every: None,
@@ -115,7 +112,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
         blocked.answer(Answer::Integer(0)); // not reached: there was room
         return Err(Failure::Internal);
     };
-    state.clients.insert(blocked, Stage::Waits(joined.place));
+    state.clients.insert(blocked, joined.place);
     if let Some(displaced) = joined.displaced {
         state.dismiss(displaced.blocked, Answer::Integer(0));
     }
@@ -129,24 +126,17 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     Ok(true)
 }
 
-/// A holder's token has been granted or renewed again: a grant of it that is under way will not be taken back.
+/// A token has been granted the lock, or renewed it: an earlier grant of it will not be taken back.
 pub fn confirm(site: &Site, token: &[u8]) {
     let mut state = state();
-    if state.under_way == 0 && state.give_back.is_empty() {
+    if state.under_way.is_empty() && state.give_back.is_empty() {
         return;
     }
     let (db, key) = (site.db(), site.key());
-    let same = |grant: &Grant| grant.db == db && *grant.key == *key && *grant.token == *token;
-    state.give_back.retain(|grant| !same(grant));
-    let confirmed: Vec<Blocked> = state
-        .clients
-        .iter()
-        .filter(|(_, stage)| matches!(stage, Stage::UnderWay(grant) if same(grant)))
-        .map(|(&client, _)| client)
-        .collect();
-    for client in confirmed {
-        state.delivered(client);
-    }
+    let other = |grant: &Grant| grant.db != db || *grant.key != *key || *grant.token != *token;
+    state.under_way.retain(other);
+    state.give_back.retain(other);
+    state.count();
 }
 
 /// A token that is only queued takes itself out. Says whether it was queued.
@@ -202,18 +192,15 @@ pub fn gave_up(context: &Context, client: Blocked) {
 /// A client is gone: out of the queue with it, and a grant on its way to it goes back.
 pub fn gone(context: &Context, client: Blocked) {
     let mut state = state();
-    match state.clients.remove(&client) {
-        Some(Stage::Waits(place)) => {
-            client.end();
-            if state.queues.leave(place).is_some_and(|left| left.was_head) {
-                state.touched.insert(place.queue());
-            }
+    if let Some(place) = state.clients.remove(&client) {
+        client.end();
+        if state.queues.leave(place).is_some_and(|left| left.was_head) {
+            state.touched.insert(place.queue());
         }
-        Some(Stage::UnderWay(grant)) => {
-            state.under_way = state.under_way.saturating_sub(1);
-            state.give_back.push(grant);
-        }
-        None => return, // its end has come already
+    } else if let Some(grant) = state.arrived(client) {
+        state.give_back.push(grant);
+    } else {
+        return; // its end has come already
     }
     state.count();
     if !state.touched.is_empty() || !state.give_back.is_empty() {
@@ -248,14 +235,7 @@ pub fn flushed(context: &Context, db: Option<i32>) {
 pub fn demoted() {
     let mut state = state();
     state.give_back.clear();
-    let waiting: Vec<(Blocked, Place)> = state
-        .clients
-        .iter()
-        .filter_map(|(&client, stage)| match stage {
-            Stage::Waits(place) => Some((client, *place)),
-            Stage::UnderWay(_) => None,
-        })
-        .collect();
+    let waiting: Vec<(Blocked, Place)> = state.clients.iter().map(|(&client, &place)| (client, place)).collect();
     for (client, place) in waiting {
         state.queues.leave(place);
         state.dismiss(client, Answer::Error(c"UNBLOCKED this server is a replica now: ask its primary".into()));
@@ -289,12 +269,14 @@ impl State {
     /// Grants to the head of a queue, and to the next, for as long as the lock admits them.
     fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>, expired: bool) -> Result<(), Failure> {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return Ok(()) };
-        let (clients, under_way) = (&mut self.clients, &mut self.under_way);
+        let (clients, under_way, give_back) = (&mut self.clients, &mut self.under_way, &mut self.give_back);
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
-            let grant = Grant { db, key: Arc::clone(&key), token: waiter.token };
-            clients.insert(client, Stage::UnderWay(grant));
-            *under_way = under_way.saturating_add(1);
+            clients.remove(&client);
+            let other = |grant: &Grant| grant.db != db || *grant.key != *key || *grant.token != *waiter.token;
+            under_way.retain(other);
+            give_back.retain(other);
+            under_way.push_back(Grant { client, db, key: Arc::clone(&key), token: waiter.token });
             client.answer(Answer::Integer(fence));
             stats::bump(&stats::LOCK_GRANTS);
             stats::bump(if expired { &stats::LOCK_EXPIRED_HANDOVERS } else { &stats::LOCK_HANDOVERS });
@@ -314,11 +296,15 @@ impl State {
     }
 
     fn delivered(&mut self, client: Blocked) {
-        if matches!(self.clients.get(&client), Some(Stage::UnderWay(_))) {
-            self.clients.remove(&client);
-            self.under_way = self.under_way.saturating_sub(1);
+        if self.arrived(client).is_some() {
             self.count();
         }
+    }
+
+    /// A grant is under way no more.
+    fn arrived(&mut self, client: Blocked) -> Option<Grant> {
+        let at = self.under_way.iter().position(|grant| grant.client == client)?;
+        self.under_way.remove(at)
     }
 
     fn work(&mut self, context: &Context) {
@@ -405,10 +391,11 @@ impl State {
     fn count(&mut self) {
         let waiting = self.queues.waiting();
         stats::set(&stats::LOCK_WAITERS, waiting);
-        let busy = waiting.saturating_add(self.under_way).saturating_add(self.give_back.len());
+        let busy = waiting.saturating_add(self.under_way.len()).saturating_add(self.give_back.len());
         if busy == 0 && BUSY.load(Relaxed) > 0 {
             // The last one out gives back what a rush had needed.
             self.clients = HashMap::default();
+            self.under_way = VecDeque::new();
             server::stop_listening();
         }
         BUSY.store(busy, Relaxed);
