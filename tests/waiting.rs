@@ -308,9 +308,13 @@ fn a_grant_whose_client_is_killed_on_the_way_frees_the_lock_where_nobody_else_wa
 
 #[test]
 fn a_killed_grant_stays_where_the_token_was_granted_or_renewed_again_since() {
+    let goes_on_later = defers(&Server::start());
     for again in ["LOCK.ACQUIRE k tB 60000", "LOCK.RENEW k tB 60000"] {
         for order in [["CLIENT KILL ID {b}", again], [again, "CLIENT KILL ID {b}"]] {
             for transaction in [false, true] {
+                if order[1] == again && !transaction && !goes_on_later {
+                    continue; // the lock is the next one's before the token asks
+                }
                 while_under_way(transaction, &["LOCK.RELEASE k tA", order[0], order[1]], |server, replies, mut c| {
                     assert!(replies.iter().all(|reply| reply.int() > 0), "{order:?}: {replies:?}");
                     c.still_waits(server, "k");
@@ -329,9 +333,13 @@ fn a_killed_grant_stays_where_the_token_lost_the_lock_and_was_granted_it_anew() 
     // come to the dead grant: what is left of that must not take the new one away.
     let killed_first = ["LOCK.RELEASE k tA", "CLIENT KILL ID {b}", "DEL k", "LOCK.ACQUIRE k tB 60000"];
     let killed_last = ["LOCK.RELEASE k tA", "DEL k", "LOCK.ACQUIRE k tB 60000", "CLIENT KILL ID {b}"];
+    let goes_on_later = defers(&Server::start());
     for (commands, transaction) in
         [(killed_first, false), (killed_first, true), (killed_last, false), (killed_last, true)]
     {
+        if commands == killed_first && !transaction && !goes_on_later {
+            continue; // the lock is free, by the dead one's end, before the token asks
+        }
         let server = Server::start();
         hold(&server, "k", "tA", "1m");
         let b = line_up(&server, "k", "tB", "1m", "0");
