@@ -397,6 +397,7 @@ impl State {
             self.clients = HashMap::default();
             self.under_way = VecDeque::new();
             server::stop_listening();
+            server::disarm();
         }
         BUSY.store(busy, Relaxed);
     }
