@@ -30,6 +30,7 @@ static MODULE: Module = Module {
         entry::<lock::Renew>(),
         entry::<lock::Info>(),
         entry::<limit::Fixed>(),
+        entry::<limit::Sliding>(),
         entry::<limit::Bucket>(),
     ],
     configs: &[Config { name: "max-waiters", default: 10_000, min: 1, max: 10_000_000, value: &MAX_WAITERS }],

@@ -20,8 +20,9 @@ use crate::limit::{self, Expiry, NEVER, Refusal, Request, Verdict};
 /// A numerator is at most 10^12 × 3660 d = 3.17 × 10^26 < 2^89.
 pub const SIZE: usize = 25;
 
-/// The last moment a state can name: 2^56 - 1 µs, in the year 4253. Later is taken as then, and before 1970 as 1970.
-const LAST: i64 = (1 << 56) - 1;
+/// Bounds of the clock in µs, since a time is a signed 7-byte number: the years 829 to 3111. Beyond, time stands still.
+const FIRST: i64 = -(1 << 55);
+const LAST: i64 = (1 << 55) - 1;
 /// The longest period, 3660 days in ms.
 const MAX_PERIOD: u64 = 3660 * 86_400_000;
 /// The largest capacity.
@@ -60,17 +61,19 @@ pub type Decision = limit::Decision<Effect>;
 /// [`Refusal::Foreign`] if the value cannot be a state of a bucket.
 #[inline]
 pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<Decision, Refusal> {
-    let now = now_us.clamp(0, LAST).cast_unsigned();
+    let now = now_us.clamp(FIRST, LAST);
     let period = request.window.saturating_mul(1000);
     let mut state = State { time: now, numerator: 0, period: request.window };
     if let Some(bytes) = stored {
         state = State::decode(bytes).ok_or(Refusal::Foreign)?;
     }
+    let mut ahead = state.time.saturating_sub(now);
     // From further ahead than a period (a clock set back, damage), or nothing used: as new.
-    if state.time.saturating_sub(now) > period || state.numerator == 0 {
+    if ahead > period.cast_signed() || state.numerator == 0 {
         state = State { time: now, numerator: 0, period: request.window };
+        ahead = 0;
     }
-    let span = Span { elapsed: now.saturating_sub(state.time), wait: state.time.saturating_sub(now) };
+    let span = Span { elapsed: ahead.min(0).unsigned_abs(), wait: ahead.max(0).unsigned_abs() };
 
     let small = u64::try_from(state.numerator)
         .ok()
@@ -108,7 +111,7 @@ pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<D
 #[derive(Clone, Copy, Debug)]
 struct State {
     /// µs, of the last admitted hit.
-    time: u64,
+    time: i64,
     /// Used units × period in µs.
     numerator: u128,
     /// ms; that of the call that stored this.
@@ -127,7 +130,7 @@ impl State {
         let head = u64::from_le_bytes(*head);
         let high = u128::from(u32::from_le_bytes(*high)).wrapping_shl(64);
         let state = State {
-            time: head.wrapping_shr(8),
+            time: head.cast_signed().wrapping_shr(8),
             numerator: high | u128::from(u64::from_le_bytes(*low)),
             period: u64::from_le_bytes(*tail).wrapping_shr(24),
         };
@@ -150,7 +153,7 @@ impl State {
         put(17, &self.period.wrapping_shl(24).to_le_bytes());
         put(8, &low_twelve(self.numerator));
         let magic = u64::from(limit::BUCKET);
-        put(0, &(self.time.wrapping_shl(8) | magic).to_le_bytes());
+        put(0, &(self.time.cast_unsigned().wrapping_shl(8) | magic).to_le_bytes());
         bytes
     }
 }
@@ -274,10 +277,11 @@ fn whole_ms(us: u128) -> i64 {
 
 /// When a key may expire whose bucket is full in `full_in` µs from `now`, both µs.
 #[inline]
-fn expiry(now: u64, full_in: u128, capacity: u64) -> Expiry {
+fn expiry(now: i64, full_in: u128, capacity: u64) -> Expiry {
     let full_in = u64::try_from(full_in).unwrap_or(u64::MAX).min(FAR.saturating_mul(1000));
     let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
-    let earliest = now.saturating_add(full_in).div_ceil(1000).cast_signed();
+    let full_at = now.saturating_add_unsigned(full_in);
+    let earliest = full_at.saturating_add(999).div_euclid(1000);
     let latest = earliest.saturating_add_unsigned(slack);
     Expiry { earliest, set_to: latest, latest }
 }
@@ -314,7 +318,7 @@ mod tests {
 
         #[test]
         fn a_state_reads_back_as_it_was_written(
-            time in 0u64..1 << 56,
+            time in -(1i64 << 55)..1 << 55,
             period in 1u64..=MAX_PERIOD,
             share in 0u128..=1 << 20,
         ) {
@@ -328,7 +332,7 @@ mod tests {
     #[test]
     fn the_largest_state_fits_and_one_more_is_foreign() {
         let numerator = units(MAX_UNITS, MAX_PERIOD * 1000);
-        let largest = State { time: (1 << 56) - 1, numerator, period: MAX_PERIOD };
+        let largest = State { time: LAST, numerator, period: MAX_PERIOD };
         assert_eq!(State::decode(&largest.encode()).unwrap().numerator, numerator);
         for beyond in [
             State { numerator: numerator + 1, ..largest },

@@ -10,3 +10,4 @@ pub mod fixed;
 pub mod lease;
 pub mod limit;
 pub mod queue;
+pub mod sliding;

@@ -78,5 +78,4 @@ impl Expiry {
 /// takes neither another's state nor a counter nor a text token for its own. FIXED stores bare decimals and needs none.
 pub(crate) const BUCKET: u8 = 0xf5;
 /// First byte of a SLIDING log.
-#[allow(dead_code)]
 pub(crate) const SLIDING: u8 = 0xf6;

@@ -4,9 +4,9 @@
 use std::sync::atomic::AtomicU64;
 
 use sluice_core::limit::{Expiry, Verdict};
-use sluice_core::{args, bucket, fixed};
+use sluice_core::{args, bucket, fixed, sliding};
 
-use crate::server::{Call, Command, Content, Event, Failure, Key};
+use crate::server::{Call, Command, Content, Event, Failure, Key, Text};
 use crate::{spec, stats};
 
 /// The string a limiter's key holds, if it holds any.
@@ -82,6 +82,48 @@ impl Command for Fixed {
             }
         }
         answer(call, &decision.verdict, &stats::RL_FIXED_ALLOWED, &stats::RL_FIXED_REFUSED);
+        Ok(())
+    }
+}
+
+/// RL.SLIDING.
+#[derive(Debug)]
+pub struct Sliding;
+
+impl Command for Sliding {
+    const SPEC: &'static spec::Command = &spec::RL_SLIDING;
+
+    fn run(call: &Call) -> Result<(), Failure> {
+        let request = args::sliding(call)?;
+        let mut key = call.open();
+        let now = call.now_us().div_euclid(1000);
+        let stored = stored(&key)?;
+        let is_new = stored.is_none();
+        let decision = sliding::decide(stored, now, &request)?;
+        match &decision.effect {
+            sliding::Effect::Nothing => {}
+            sliding::Effect::Slot { at, bytes, expiry } => {
+                key.write(*at, bytes.as_slice())?;
+                call.replicate_setrange(*at, bytes.as_slice())?;
+                if moved(&mut key, expiry)? {
+                    call.replicate_deadline(expiry.set_to)?;
+                    call.changed(&[Event::SetRange, Event::Expire]);
+                } else {
+                    call.changed(&[Event::SetRange]);
+                }
+            }
+            sliding::Effect::Rebuild { value, expiry } => {
+                if is_new {
+                    may_create(call)?;
+                }
+                // A string of the exact length, which the key and the replication stream share.
+                let text = Text::new(value);
+                key.set(&text, expiry.set_to)?;
+                call.replicate_set_text(&text, expiry.set_to)?;
+                call.changed(&[Event::SetRange, Event::Expire]);
+            }
+        }
+        answer(call, &decision.verdict, &stats::RL_SLIDING_ALLOWED, &stats::RL_SLIDING_REFUSED);
         Ok(())
     }
 }

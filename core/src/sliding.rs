@@ -1,0 +1,511 @@
+//! RL.SLIDING: at most `limit` units in *any* window, exactly: a hit at t counts while now - t < window.
+//!
+//! Stored is the log of admitted hits, a ring without a cursor:
+//!
+//! ```text
+//! header  magic 1 | width of an offset, width of a sum (4 bits each) 1 | base 6 (ms)
+//! slot    offset: time - base in ms; 0 = never used | sum: units admitted so far, this hit's included
+//! ```
+//!
+//! all little-endian. Offsets grow strictly in the ring's order, so the newest slot is the last one whose offset is not
+//! below slot 0's, and no hit ever moves another: it changes one slot, which goes out as one `SETRANGE`. Sums (prefix
+//! sums, modulo their width) make the units between two slots one subtraction, so the hits that count are found by binary
+//! search, and so is the one that has to leave first for a refused call to pass.
+//!
+//! The oldest slot only serves as the predecessor of the next: its sum is known, its own units are not. A new log begins
+//! with one that never was a hit.
+
+use crate::limit::{self, Expiry, NEVER, Refusal, Request, Verdict};
+
+/// What to do to the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: not a byte, not an event.
+    Nothing,
+    /// `SETRANGE key at bytes`, inside the value, then `PEXPIREAT key expiry.set_to` unless the key's TTL may stay.
+    Slot {
+        /// Where in the value.
+        at: usize,
+        /// What to put there.
+        bytes: SlotBytes,
+        /// Not before this hit has left, at most window / 8 + 1 ms later.
+        expiry: Expiry,
+    },
+    /// `SET key value PXAT expiry.set_to`
+    Rebuild {
+        /// The whole log.
+        value: Vec<u8>,
+        /// As for a slot.
+        expiry: Expiry,
+    },
+}
+
+/// The bytes of a slot, or of its sum alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotBytes {
+    bytes: [u8; 16],
+    len: usize,
+}
+
+impl SlotBytes {
+    /// The bytes to write.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// The answer of RL.SLIDING and what to write for it.
+pub type Decision = limit::Decision<Effect>;
+
+/// Bytes before the first slot. No field is longer, so each can be read as the end of a word that starts in the value.
+const HEADER: usize = 8;
+/// The most hits a log holds.
+const MAX_ENTRIES: usize = 1 << 24;
+/// Slots a rebuilt log has to spare, at least; it has a quarter of its hits at most.
+const MIN_SPARE: usize = 4;
+/// Bounds of the clock in ms, since a base is a signed 6-byte number: the years -2491 to 6429. Beyond, time stands still.
+const FIRST: i64 = -(1 << 47) + 2;
+const LAST: i64 = (1 << 47) - 1;
+/// 3660 days in ms.
+const MAX_WINDOW: u64 = 3660 * 86_400_000;
+/// How often `retry_after` is put off by hits from the future before the log is given up.
+const MAX_POSTPONED: usize = 64;
+
+/// Decides one call at `now_ms`, absolute milliseconds, on what is stored.
+///
+/// Hits later than now (a clock set back) do not count until their time comes, and the next admitted hit drops them. If
+/// they would keep a call out for longer than one window, the log is taken as empty.
+///
+/// # Errors
+///
+/// [`Refusal::Foreign`] if the value cannot be a log; [`Refusal::LogFull`] if this call's hit needs an entry of its own
+/// and 2^24 hits count already.
+#[inline]
+pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<Decision, Refusal> {
+    let now = now_ms.clamp(FIRST, LAST);
+    let window = request.window.min(MAX_WINDOW).cast_signed();
+    let mut log = match stored {
+        None => None,
+        Some(bytes) => Some(Log::open(bytes).ok_or(Refusal::Foreign)?),
+    };
+    let mut counted = log.as_ref().map_or(Counted::NONE, |log| log.counted(now, window));
+
+    let mut allowed = request.cost == 0;
+    let mut retry_after = 0;
+    if request.cost > request.limit {
+        retry_after = NEVER;
+    } else if !allowed {
+        let room = request.limit.saturating_sub(request.cost);
+        allowed = counted.used <= room;
+        if !allowed {
+            match log.as_ref().and_then(|log| log.first_fit(now, window, room, counted)) {
+                Some(at) => retry_after = at.saturating_sub(now),
+                None => (allowed, log, counted) = (true, None, Counted::NONE),
+            }
+        }
+    }
+
+    let free = request.limit.saturating_sub(counted.used);
+    let verdict = Verdict {
+        allowed,
+        limit: request.limit,
+        remaining: free,
+        retry_after,
+        reset_after: counted.leaves.saturating_sub(now).max(0),
+    };
+    if !allowed || request.cost == 0 {
+        return Ok(Decision { verdict, effect: Effect::Nothing });
+    }
+
+    let log = log.filter(|_| counted.any());
+    let place = match &log {
+        Some(log) => log.place(now, window, request.cost, &counted)?,
+        None => Place::Rebuild { crowded: false },
+    };
+    if request.peek {
+        return Ok(Decision { verdict, effect: Effect::Nothing });
+    }
+    let leaves = now.saturating_add(window);
+    let set_to = leaves.saturating_add(window / 8);
+    let expiry = Expiry { earliest: leaves, set_to, latest: set_to.saturating_add(1) };
+    let effect = match place {
+        Place::Slot { at, bytes } => Effect::Slot { at, bytes, expiry },
+        Place::Rebuild { crowded } => {
+            Effect::Rebuild { value: rebuild(log.as_ref(), &counted, now, request, crowded), expiry }
+        }
+    };
+    let remaining = free.saturating_sub(request.cost);
+    Ok(Decision { verdict: Verdict { remaining, reset_after: window, ..verdict }, effect })
+}
+
+/// A stored log, its shape checked. What the slots say is not: no search goes wrong by it, and none lasts longer.
+#[derive(Clone, Copy)]
+struct Log<'a> {
+    bytes: &'a [u8],
+    /// Bytes of an offset, of a sum.
+    widths: Widths,
+    base: i64,
+    slots: usize,
+    /// The newest slot, where it lies.
+    newest: usize,
+    /// The oldest slot, where it lies. The ring's order counts from here.
+    oldest: usize,
+    /// Slots ever used: all, once the ring has come round.
+    used: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Widths {
+    offset: usize,
+    sum: usize,
+}
+
+impl Widths {
+    /// The fewest bytes an offset over three windows and a sum of `units` take.
+    ///
+    /// Three windows, since a log is rewritten when an offset no longer fits, and one window of it is still there then.
+    fn fitting(window: u64, units: u64) -> Self {
+        let last = window.min(MAX_WINDOW).saturating_mul(3).saturating_sub(1);
+        Widths { offset: width(last), sum: width(units) }
+    }
+
+    #[inline]
+    fn slot(self) -> usize {
+        self.offset.wrapping_add(self.sum)
+    }
+}
+
+/// Bytes of a number, at least 1.
+fn width(number: u64) -> usize {
+    let bits = u64::BITS.saturating_sub((number | 1).leading_zeros());
+    usize::try_from(bits.div_ceil(8)).unwrap_or(8)
+}
+
+/// The largest number of so many bytes.
+#[inline]
+fn largest(width: usize) -> u64 {
+    u64::MAX.wrapping_shr(64u32.wrapping_sub(bits(width)))
+}
+
+/// Bits of so many bytes, for a width from 1 to 5.
+#[inline]
+fn bits(width: usize) -> u32 {
+    (width as u32).wrapping_mul(8)
+}
+
+/// The hits that count at some moment: those after `before` up to `last`, in the ring's order.
+#[derive(Clone, Copy)]
+struct Counted {
+    before: usize,
+    last: usize,
+    /// Their units.
+    used: u64,
+    /// When the last of them leaves, absolute ms.
+    leaves: i64,
+}
+
+impl Counted {
+    const NONE: Self = Counted { before: 0, last: 0, used: 0, leaves: i64::MIN };
+
+    #[inline]
+    fn any(&self) -> bool {
+        self.before < self.last
+    }
+
+    #[inline]
+    fn hits(&self) -> usize {
+        self.last.saturating_sub(self.before)
+    }
+}
+
+/// Where a hit goes.
+enum Place {
+    Slot {
+        at: usize,
+        bytes: SlotBytes,
+    },
+    /// Nowhere in the log as it is. `crowded`: because the sums would run into themselves.
+    Rebuild {
+        crowded: bool,
+    },
+}
+
+impl<'a> Log<'a> {
+    #[inline]
+    fn open(bytes: &'a [u8]) -> Option<Self> {
+        let (head, slots) = bytes.split_first_chunk::<HEADER>()?;
+        let head = u64::from_le_bytes(*head);
+        let [magic, both, ..] = head.to_le_bytes();
+        let widths = Widths { offset: usize::from(both >> 4), sum: usize::from(both & 15) };
+        if magic != limit::SLIDING || !(1..=5).contains(&widths.offset) || !(1..=4).contains(&widths.sum) {
+            return None;
+        }
+        let size = widths.slot();
+        let count = slots.len().checked_div(size)?;
+        if count.wrapping_mul(size) != slots.len() || !(2..=MAX_ENTRIES.saturating_add(1)).contains(&count) {
+            return None;
+        }
+        let base = head.cast_signed().wrapping_shr(16);
+        let mut log = Log { bytes, widths, base, slots: count, newest: 0, oldest: 0, used: count };
+        // A predecessor and a hit are always there.
+        let first = log.offset_in(0);
+        if first == 0 || log.offset_in(1) == 0 {
+            return None;
+        }
+        let mut beyond = count;
+        while beyond.wrapping_sub(log.newest) > 1 {
+            let middle = log.newest.midpoint(beyond);
+            if log.offset_in(middle) >= first {
+                log.newest = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        if beyond < count {
+            if log.offset_in(beyond) == 0 {
+                log.used = beyond;
+            } else {
+                log.oldest = beyond;
+            }
+        }
+        Some(log)
+    }
+
+    /// The number of at most 8 bytes that ends where the word at `start` ends.
+    #[inline]
+    fn field(&self, start: usize, width: usize) -> u64 {
+        let word = self.bytes.get(start..).and_then(<[u8]>::first_chunk::<8>);
+        word.map_or(0, |word| u64::from_le_bytes(*word).wrapping_shr(64u32.wrapping_sub(bits(width))))
+    }
+
+    /// The offset in the slot that lies at `index`. (It ends `HEADER` bytes after where it would without a header.)
+    #[inline]
+    fn offset_in(&self, index: usize) -> i64 {
+        let start = index.wrapping_mul(self.widths.slot()).wrapping_add(self.widths.offset);
+        self.field(start, self.widths.offset).cast_signed()
+    }
+
+    /// Where the slot lies that is number `order` in the ring.
+    #[inline]
+    fn index(&self, order: usize) -> usize {
+        let index = self.oldest.wrapping_add(order);
+        if index >= self.slots { index.wrapping_sub(self.slots) } else { index }
+    }
+
+    /// The offset of number `order` in the ring.
+    #[inline]
+    fn offset(&self, order: usize) -> i64 {
+        self.offset_in(self.index(order))
+    }
+
+    /// The sum of number `order` in the ring.
+    #[inline]
+    fn sum(&self, order: usize) -> u64 {
+        self.field(self.index(order).wrapping_add(1).wrapping_mul(self.widths.slot()), self.widths.sum)
+    }
+
+    /// Units of the hits after number `before` up to number `last`.
+    #[inline]
+    fn units(&self, before: usize, last: usize) -> u64 {
+        self.sum(last).wrapping_sub(self.sum(before)) & largest(self.widths.sum)
+    }
+
+    /// The hits that count at `at`.
+    #[inline]
+    fn counted(&self, at: i64, window: i64) -> Counted {
+        let now = at.saturating_sub(self.base);
+        let dead = now.saturating_sub(window);
+        let mut last = self.used.wrapping_sub(1);
+        let mut newest = self.offset_in(self.newest);
+        if newest > now {
+            match self.last_until(now) {
+                Some(until) => (last, newest) = (until, self.offset(until)),
+                None => return Counted::NONE,
+            }
+        }
+        if newest <= dead {
+            return Counted::NONE;
+        }
+        let before = first_where(1, last, |order| self.offset(order) > dead).wrapping_sub(1);
+        let leaves = self.base.saturating_add(newest).saturating_add(window);
+        Counted { before, last, used: self.units(before, last), leaves }
+    }
+
+    /// The last hit in the ring's order with an offset up to `now`, where the newest has a larger one.
+    #[cold]
+    fn last_until(&self, now: i64) -> Option<usize> {
+        if self.offset(1) > now {
+            return None;
+        }
+        let (mut last, mut beyond) = (1usize, self.used.wrapping_sub(1));
+        while beyond.wrapping_sub(last) > 1 {
+            let middle = last.midpoint(beyond);
+            if self.offset(middle) <= now {
+                last = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        Some(last)
+    }
+
+    /// The first moment at which no more than `room` units count, given those that `counted` now do. `None`: not within
+    /// one window.
+    ///
+    /// As long as no hit lies in the future the first guess is right. Otherwise each guess is a lower bound: until enough
+    /// of what counts at the last one has left, nothing fits, whatever comes. So the first that holds is the first moment.
+    #[inline]
+    fn first_fit(&self, now: i64, window: i64, room: u64, mut counted: Counted) -> Option<i64> {
+        let mut at = now;
+        for _ in 0..MAX_POSTPONED {
+            let last = counted.last;
+            let leaver = first_where(counted.before.wrapping_add(1), last, |order| self.units(order, last) <= room);
+            let leaves = self.base.saturating_add(self.offset(leaver)).saturating_add(window);
+            if leaves <= at || leaves > now.saturating_add(window) {
+                return None;
+            }
+            at = leaves;
+            counted = self.counted(at, window);
+            if counted.used <= room {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Where a hit of `cost` units at `now` goes, given the ones that `counted`.
+    #[inline]
+    fn place(&self, now: i64, window: i64, cost: u64, counted: &Counted) -> Result<Place, Refusal> {
+        let offset = now.saturating_sub(self.base);
+        let newest = self.offset_in(self.newest);
+        let same = newest == offset;
+        let fits = newest <= offset
+            && offset.cast_unsigned() <= largest(self.widths.offset)
+            && window.saturating_mul(3).saturating_sub(1).cast_unsigned() <= largest(self.widths.offset);
+        // Besides the slot that is written over, one more has to be dead: the predecessor of the first that counts.
+        let (index, oldest) = if same {
+            (self.newest, 0)
+        } else if self.used < self.slots {
+            (self.used, 0)
+        } else {
+            (self.oldest, 1)
+        };
+        let free = same || self.used < self.slots || counted.before >= 1;
+        // Over the whole ring, not just over what counts: a longer window may ask for the rest.
+        let newest_order = self.used.wrapping_sub(1);
+        let total = self.units(oldest, newest_order).saturating_add(cost);
+        let crowded = total > largest(self.widths.sum);
+        if !fits || !free || crowded {
+            let joins = counted.leaves == now.saturating_add(window);
+            return match counted.hits() >= MAX_ENTRIES && !joins {
+                true => Err(Refusal::LogFull),
+                false => Ok(Place::Rebuild { crowded: fits && crowded }),
+            };
+        }
+
+        let sum = self.sum(newest_order).wrapping_add(cost) & largest(self.widths.sum);
+        let at = index.wrapping_mul(self.widths.slot()).wrapping_add(HEADER);
+        Ok(if same {
+            let bytes = SlotBytes { bytes: u128::from(sum).to_le_bytes(), len: self.widths.sum };
+            Place::Slot { at: at.wrapping_add(self.widths.offset), bytes }
+        } else {
+            let slot = u128::from(offset.cast_unsigned()) | u128::from(sum).wrapping_shl(bits(self.widths.offset));
+            Place::Slot { at, bytes: SlotBytes { bytes: slot.to_le_bytes(), len: self.widths.slot() } }
+        })
+    }
+}
+
+/// The first of `low..=high` where `holds`, which is known of `high` and holds from some point on.
+///
+/// By doubling steps from `low`, then by halving: in a ring that is nearly full, the steps are few.
+#[inline]
+fn first_where(mut low: usize, mut high: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let mut step = 1usize;
+    let mut probe = low;
+    while probe < high {
+        if holds(probe) {
+            high = probe;
+        } else {
+            low = probe.wrapping_add(1);
+            step = step.wrapping_mul(2);
+        }
+        probe = low.saturating_add(step).wrapping_sub(1);
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle.wrapping_add(1);
+        }
+    }
+    low
+}
+
+/// The log of the hits that `counted` and this one, with room for a quarter more.
+///
+/// The one way a log grows, is widened, gets a new base and loses hits from the future; without a `log`, the way it starts.
+#[cold]
+fn rebuild(log: Option<&Log<'_>>, counted: &Counted, now: i64, request: &Request, crowded: bool) -> Vec<u8> {
+    let window = request.window.min(MAX_WINDOW).cast_signed();
+    let hits = counted.hits();
+    let joins = counted.leaves == now.saturating_add(window);
+    // A predecessor, what counts, and this hit.
+    let needed = hits.saturating_add(if joins { 1 } else { 2 });
+    let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
+    // Every hit has a unit at least, so there are never more than `limit` of them.
+    let slots = needed
+        .saturating_add(MIN_SPARE.max(hits / 4))
+        .min(limit.saturating_add(1))
+        .min(MAX_ENTRIES.saturating_add(1))
+        .max(needed);
+
+    let mut widths = Widths::fitting(request.window, request.limit);
+    if let Some(log) = log {
+        if crowded && log.widths.sum >= widths.sum {
+            // Hits of many units each would fill the sums again and again.
+            widths.sum = width(request.limit.saturating_mul(2));
+        }
+        widths.offset = widths.offset.max(log.widths.offset);
+        widths.sum = widths.sum.max(log.widths.sum);
+    }
+
+    let oldest = now.saturating_sub(window).saturating_add(1);
+    let first = match log {
+        Some(log) => log.base.saturating_add(log.offset(counted.before.saturating_add(1))).min(now),
+        None => now,
+    };
+    // Two below the first hit: the predecessor has offset 1, since 0 is a slot never used.
+    let base = first.max(oldest).max(FIRST).saturating_sub(2);
+
+    let len = slots.saturating_mul(widths.slot()).saturating_add(HEADER);
+    let mut value = Vec::with_capacity(len);
+    let mut push = |number: u64, width: usize| {
+        value.extend_from_slice(number.to_le_bytes().get(..width).unwrap_or_default());
+    };
+    push(u64::from(limit::SLIDING), 1);
+    push((widths.offset.wrapping_shl(4) | widths.sum) as u64, 1);
+    push(base.cast_unsigned(), 6);
+
+    let (mut time, mut sum) = (base.saturating_add(1), 0);
+    push(1, widths.offset);
+    push(0, widths.sum);
+    if let Some(log) = log {
+        for order in counted.before.saturating_add(1)..=counted.last {
+            let at = log.base.saturating_add(log.offset(order));
+            let units = log.units(counted.before, order);
+            // Always so in a log of ours but for a hit of this very ms, which this one joins.
+            if time < at && at < now && sum < units && units <= counted.used {
+                (time, sum) = (at, units);
+                push(at.saturating_sub(base).cast_unsigned(), widths.offset);
+                push(units, widths.sum);
+            }
+        }
+    }
+    push(now.saturating_sub(base).cast_unsigned(), widths.offset);
+    push(counted.used.saturating_add(request.cost), widths.sum);
+    value.resize(len, 0);
+    value
+}
