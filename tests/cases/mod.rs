@@ -92,21 +92,26 @@ pub fn timed(client: &mut Client, words: &[Vec<u8>]) -> Timed {
 /// over it is refused, after that it is allowed. The call must be refused at first.
 #[track_caller]
 pub fn refused_until_its_time_and_allowed_from_then_on(client: &mut Client, words: &[Vec<u8>]) {
+    // RL.BUCKET reckons in µs and rounds its answer up to ms; the others know nothing below the ms.
+    let (unit, rounding) = if words[0] == b"RL.BUCKET" { (1, 999) } else { (1000, 0) };
+    let promise = |call: &Timed| {
+        let wait = call.verdict().retry_after * 1000;
+        (call.before / unit * unit + wait - rounding, call.after / unit * unit + wait)
+    };
     let first = timed(client, words);
     let refused = first.verdict();
     assert!(!refused.allowed && refused.retry_after > 0, "{refused:?}");
-    // The moment promised lies between these two.
-    let (earliest, latest) = (first.from_ms() + refused.retry_after, first.to_ms() + refused.retry_after);
+    // The call passes from a moment on that lies between these two, in µs.
+    let (earliest, latest) = promise(&first);
     wait_until(ms(u64::try_from(refused.retry_after).unwrap()) + SOON, "the promised moment comes", || {
         let again = timed(client, words);
         if again.verdict().allowed {
-            assert!(again.to_ms() >= earliest, "allowed before {earliest}: {again:?}");
+            assert!(again.after >= earliest, "allowed before {earliest}: {again:?}");
             return true;
         }
-        // (Whole milliseconds, rounded up: in the millisecond of the promise itself the call may still be early.)
-        assert!(again.from_ms() <= latest, "refused after {latest}: {again:?}");
-        let due = (again.from_ms() + again.verdict().retry_after, again.to_ms() + again.verdict().retry_after);
-        assert!(due.0 <= latest + 1 && due.1 >= earliest - 1, "first {earliest} to {latest}, now {due:?}");
+        assert!(again.before / unit * unit < latest, "refused after {latest}: {again:?}");
+        let due = promise(&again);
+        assert!(due.0 <= latest && due.1 >= earliest, "promised {earliest} to {latest}, then {due:?}");
         false
     });
 }
