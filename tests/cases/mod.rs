@@ -195,3 +195,34 @@ pub fn seeded() -> (u64, rand::rngs::StdRng) {
     println!("SLUICE_SEED={seed} replays this");
     (seed, rand::SeedableRng::seed_from_u64(seed))
 }
+
+/// Random calls of every command on a few keys, with leases and windows from an hour on, so that nothing ends by itself.
+pub fn random_traffic(random: &mut rand::rngs::StdRng, calls: usize) -> Vec<Vec<Vec<u8>>> {
+    use rand::RngExt;
+    let mut traffic = Vec::new();
+    for _ in 0..calls {
+        let key = random.random_range(0..6);
+        let token = random.random_range(0..3);
+        let hours = random.random_range(1..4);
+        let (limit, cost) = (random.random_range(1..60), random.random_range(0..12));
+        let mut call = match random.random_range(0..10) {
+            0 | 1 => args!["LOCK.ACQUIRE", format!("lock:{key}"), token, format!("{hours}h")],
+            2 => args!["LOCK.RELEASE", format!("lock:{key}"), token],
+            3 => args!["LOCK.RENEW", format!("lock:{key}"), token, format!("{hours}h")],
+            4 | 5 => args!["RL.FIXED", format!("fixed:{key}"), limit, format!("{hours}h"), "COST", cost],
+            6 | 7 => args!["RL.SLIDING", format!("sliding:{key}"), limit, format!("{hours}h"), "COST", cost],
+            _ => args!["RL.BUCKET", format!("bucket:{key}"), limit, 1, format!("{hours}h"), "COST", cost],
+        };
+        if call[0].starts_with(b"RL.") && random.random_bool(0.1) {
+            call.extend(args!["PEEK"]);
+        }
+        traffic.push(match random.random_range(0..200) {
+            0 => args!["PERSIST", format!("fixed:{key}")],
+            1 => args!["PERSIST", format!("sliding:{key}")],
+            2 => args!["DEL", format!("bucket:{key}")],
+            3 => args!["SET", format!("lock:{key}"), token],
+            _ => call,
+        });
+    }
+    traffic
+}
