@@ -181,24 +181,34 @@ fn r42_with_memory_full_an_existing_limit_is_decided_and_a_new_one_is_oom() {
 fn r42_with_memory_full_in_a_transaction_or_script_a_new_limit_is_oom_as_well() {
     let server = Server::start();
     let mut client = server.client();
-    client.call(&["RL.FIXED", "old", "4", "1h"]);
-    // As the script was allowed to begin, the server lets it write on; the limiter's own check must not crash or lie there.
-    let script = "return redis.pcall('RL.FIXED', KEYS[1], '4', '1h')";
-    client.call(&["CONFIG", "SET", "maxmemory", "1"]);
-    let flagged = format!("#!lua flags=allow-oom\n{script}");
-    assert_eq!(cases::verdict(&client.call(&["EVAL", &flagged, "1", "old"])).remaining, 2);
-    let new = client.call(&["EVAL", &flagged, "1", "new"]);
-    assert!(new.is_error("OOM") || cases::verdict(&new).allowed, "{new:?}");
-    let before = client.call(&["EXISTS", "new2"]).int();
-    client.pipeline(&[args!["MULTI"], args!["RL.FIXED", "new2", 4, "1h"], args!["RL.FIXED", "old", 4, "1h"]]);
-    let done = client.call(&["EXEC"]);
-    if let rig::Value::Array(replies) = &done {
-        assert_error(&replies[0], "OOM");
-        assert_eq!(cases::verdict(&replies[1]).remaining, 1);
-    } else {
-        assert!(done.error().is_some(), "{done:?}");
+    client.call(&["RL.FIXED", "old", "9", "1h"]);
+    // Memory runs out within the transaction (before it, the server itself would not queue a thing): a limiter then gets
+    // what a plain SET gets.
+    client.pipeline(&[
+        args!["MULTI"],
+        args!["CONFIG", "SET", "maxmemory", 1],
+        args!["SET", "plain", "x"],
+        args!["RL.FIXED", "new f", 9, "1h"],
+        args!["RL.SLIDING", "new s", 9, "1h"],
+        args!["RL.BUCKET", "new b", 9, 9, "1h"],
+        args!["RL.FIXED", "old", 9, "1h"],
+    ]);
+    let done = client.call(&["EXEC"]).array();
+    for reply in &done[2..5] {
+        assert_eq!(reply.is_error("OOM "), done[1].is_error("OOM "), "{reply:?}, plain SET: {:?}", done[1]);
     }
-    assert_eq!(client.call(&["EXISTS", "new2"]).int(), before);
+    assert_eq!(cases::verdict(&done[5]).remaining, 7);
+    client.call(&["DEL", "plain", "new f", "new s", "new b"]);
+
+    let script = "return redis.pcall('RL.FIXED', KEYS[1], '9', '1h')";
+    for (at, script) in [script.to_owned(), format!("#!lua flags=allow-oom\n{script}")].iter().enumerate() {
+        assert_eq!(
+            cases::verdict(&client.call(&["EVAL", script, "1", "old"])).remaining,
+            6 - i64::try_from(at).unwrap()
+        );
+        assert_error(&client.call(&["EVAL", script, "1", "new"]), "OOM");
+    }
+    assert_eq!(client.call(&["DBSIZE"]).int(), 1);
     assert_eq!(server.info_int("sluice", "sluice_internal_errors"), 0);
 }
 

@@ -5,9 +5,9 @@
 mod cases;
 mod rig;
 
+use cases::models::Level;
 use cases::{
-    Timed, ask, expires_at, refused_until_its_time_and_allowed_from_then_on, short, timed, value_and_expiry,
-    wait_until_ms,
+    ask, expires_at, refused_until_its_time_and_allowed_from_then_on, short, timed, value_and_expiry, wait_until_ms,
 };
 use rig::{Client, SOON, Server, ValueExt, args, wait_until};
 
@@ -15,60 +15,6 @@ fn start() -> (Server, Client) {
     let server = Server::start();
     let client = server.client();
     (server, client)
-}
-
-/// What may be known of a bucket from outside: bounds of its level at the last admitted hit, in tokens × µs of the period.
-struct Level {
-    capacity: i128,
-    refill: i128,
-    period: i128,
-    low: i128,
-    high: i128,
-    at: (i64, i64),
-}
-
-impl Level {
-    fn full(capacity: i64, refill: i64, period_ms: i64) -> Self {
-        let period = i128::from(period_ms) * 1000;
-        let full = i128::from(capacity) * period;
-        Self { capacity: full, refill: refill.into(), period, low: full, high: full, at: (0, 0) }
-    }
-
-    /// What the level can have been when that was asked.
-    fn bounds(&self, asked: &Timed) -> (i128, i128) {
-        let accrued = |us: i64| i128::from(us.max(0)) * self.refill;
-        let low = self.low + accrued(asked.before - self.at.1);
-        let high = self.high + accrued(asked.after - self.at.0);
-        (low.min(self.capacity), high.min(self.capacity))
-    }
-
-    /// Holds what a PEEK shows against all before it.
-    #[track_caller]
-    fn check_peek(&self, asked: &Timed) {
-        let (low, high) = self.bounds(asked);
-        let left = low / self.period..=high / self.period;
-        assert!(left.contains(&i128::from(asked.verdict().remaining)), "remaining in {left:?}: {asked:?}");
-    }
-
-    /// Holds one answer against all before it.
-    #[track_caller]
-    fn check(&mut self, asked: &Timed, cost: i64) {
-        let (low, high) = self.bounds(asked);
-        let verdict = asked.verdict();
-        let units = i128::from(cost) * self.period;
-        let used = if verdict.allowed { units } else { 0 };
-        if verdict.allowed {
-            assert!(high >= units, "allowed with at most {high} of {units}: {asked:?}");
-        } else {
-            assert!(low < units, "refused with at least {low} of {units}: {asked:?}");
-        }
-        let (low, high) = if verdict.allowed { (low.max(units), high) } else { (low, high.min(units - 1)) };
-        let left = (low - used) / self.period..=(high - used) / self.period;
-        assert!(left.contains(&i128::from(verdict.remaining)), "remaining in {left:?}: {asked:?}");
-        if verdict.allowed {
-            (self.low, self.high, self.at) = (low - used, high - used, (asked.before, asked.after));
-        }
-    }
 }
 
 #[test]

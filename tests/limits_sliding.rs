@@ -5,6 +5,7 @@
 mod cases;
 mod rig;
 
+use cases::models::Log;
 use cases::{
     Timed, ask, expires_at, refused_until_its_time_and_allowed_from_then_on, short, timed, verdict, wait_until_gone,
     wait_until_ms,
@@ -15,38 +16,6 @@ fn start() -> (Server, Client) {
     let server = Server::start();
     let client = server.client();
     (server, client)
-}
-
-/// What may be known of a sliding window from outside: admitted hits, each between two readings of the clock.
-struct Log {
-    limit: i64,
-    window: i64,
-    admitted: Vec<(i64, i64, i64)>,
-}
-
-impl Log {
-    fn new(limit: i64, window: i64) -> Self {
-        Self { limit, window, admitted: Vec::new() }
-    }
-
-    /// Holds one answer against all admitted hits before it.
-    #[track_caller]
-    fn check(&mut self, asked: &Timed, cost: i64) {
-        let (from, to) = (asked.from_ms(), asked.to_ms());
-        // A hit at t counts while now - t < window.
-        let surely: i64 = self.admitted.iter().filter(|hit| to - hit.0 < self.window).map(|hit| hit.2).sum();
-        let perhaps: i64 = self.admitted.iter().filter(|hit| from - hit.1 < self.window).map(|hit| hit.2).sum();
-        let verdict = asked.verdict();
-        if verdict.allowed {
-            assert!(surely + cost <= self.limit, "{surely} units within the window and yet {cost} more: {asked:?}");
-            self.admitted.push((from, to, cost));
-        } else {
-            assert!(perhaps + cost > self.limit, "refused with {perhaps} units within the window: {asked:?}");
-        }
-        let used = if verdict.allowed { cost } else { 0 };
-        let left = (self.limit - perhaps - used).max(0)..=self.limit - surely - used;
-        assert!(left.contains(&verdict.remaining), "remaining in {left:?}: {asked:?}");
-    }
 }
 
 #[test]

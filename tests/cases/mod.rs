@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice)]
 
+pub mod models;
+
 use crate::rig::{Client, SOON, Server, Value, ValueExt, args, ms, wait_until};
 
 /// Four and a half hours, in which no test ends: a lease or window that must not run out by itself.
