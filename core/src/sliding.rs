@@ -101,7 +101,7 @@ pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<D
         allowed = counted.used <= room;
         if !allowed {
             match log.as_ref().and_then(|log| log.first_fit(now, window, room, counted)) {
-                Some(at) => retry_after = at.saturating_sub(now),
+                Some(at) => retry_after = at.wrapping_sub(now),
                 None => (allowed, log, counted) = (true, None, Counted::NONE),
             }
         }
@@ -127,9 +127,9 @@ pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<D
     if request.peek {
         return Ok(Decision { verdict, effect: Effect::Nothing });
     }
-    let leaves = now.saturating_add(window);
-    let set_to = leaves.saturating_add(window / 8);
-    let expiry = Expiry { earliest: leaves, set_to, latest: set_to.saturating_add(1) };
+    let leaves = now.wrapping_add(window);
+    let set_to = leaves.wrapping_add(window / 8);
+    let expiry = Expiry { earliest: leaves, set_to, latest: set_to.wrapping_add(1) };
     let effect = match place {
         Place::Slot { at, bytes } => Effect::Slot { at, bytes, expiry },
         Place::Rebuild { crowded } => {
@@ -141,65 +141,73 @@ pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<D
 }
 
 /// A stored log, its shape checked. What the slots say is not: no search goes wrong by it, and none lasts longer.
+///
+/// Slots are counted in 32 bits and widths in 8, so that the compiler knows a place in the value cannot overflow, and one
+/// comparison guards a read. Times and offsets stay below 2^49, so their sums are plain.
 #[derive(Clone, Copy)]
 struct Log<'a> {
     bytes: &'a [u8],
-    /// Bytes of an offset, of a sum.
-    widths: Widths,
     base: i64,
-    slots: usize,
+    widths: Widths,
+    slots: u32,
     /// The newest slot, where it lies.
-    newest: usize,
+    newest: u32,
     /// The oldest slot, where it lies. The ring's order counts from here.
-    oldest: usize,
+    oldest: u32,
     /// Slots ever used: all, once the ring has come round.
-    used: usize,
+    used: u32,
 }
 
+/// Bytes of an offset and of a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Widths {
-    offset: usize,
-    sum: usize,
+    offset: u8,
+    sum: u8,
 }
 
 impl Widths {
     /// The fewest bytes an offset over three windows and a sum of `units` take.
     ///
     /// Three windows, since a log is rewritten when an offset no longer fits, and one window of it is still there then.
-    fn fitting(window: u64, units: u64) -> Self {
-        let last = window.min(MAX_WINDOW).saturating_mul(3).saturating_sub(1);
-        Widths { offset: width(last), sum: width(units) }
+    fn fitting(window: i64, units: u64) -> Self {
+        Widths { offset: width(last_offset(window)), sum: width(units) }
     }
 
     #[inline]
     fn slot(self) -> usize {
-        self.offset.wrapping_add(self.sum)
+        usize::from(self.offset).wrapping_add(usize::from(self.sum))
     }
 }
 
+/// The largest offset that has to fit.
+#[inline]
+fn last_offset(window: i64) -> u64 {
+    window.wrapping_mul(3).wrapping_sub(1).cast_unsigned()
+}
+
 /// Bytes of a number, at least 1.
-fn width(number: u64) -> usize {
+fn width(number: u64) -> u8 {
     let bits = u64::BITS.saturating_sub((number | 1).leading_zeros());
-    usize::try_from(bits.div_ceil(8)).unwrap_or(8)
+    u8::try_from(bits.div_ceil(8)).unwrap_or(8)
+}
+
+/// How far down to shift a word for its last `width` bytes, from 1 to 8.
+#[inline]
+fn shift(width: u8) -> u32 {
+    64u32.wrapping_sub(u32::from(width).wrapping_mul(8))
 }
 
 /// The largest number of so many bytes.
 #[inline]
-fn largest(width: usize) -> u64 {
-    u64::MAX.wrapping_shr(64u32.wrapping_sub(bits(width)))
-}
-
-/// Bits of so many bytes, for a width from 1 to 5.
-#[inline]
-fn bits(width: usize) -> u32 {
-    (width as u32).wrapping_mul(8)
+fn largest(width: u8) -> u64 {
+    u64::MAX.wrapping_shr(shift(width))
 }
 
 /// The hits that count at some moment: those after `before` up to `last`, in the ring's order.
 #[derive(Clone, Copy)]
 struct Counted {
-    before: usize,
-    last: usize,
+    before: u32,
+    last: u32,
     /// Their units.
     used: u64,
     /// When the last of them leaves, absolute ms.
@@ -216,7 +224,7 @@ impl Counted {
 
     #[inline]
     fn hits(&self) -> usize {
-        self.last.saturating_sub(self.before)
+        self.last.saturating_sub(self.before) as usize
     }
 }
 
@@ -236,117 +244,122 @@ impl<'a> Log<'a> {
     #[inline]
     fn open(bytes: &'a [u8]) -> Option<Self> {
         let (head, slots) = bytes.split_first_chunk::<HEADER>()?;
-        let head = u64::from_le_bytes(*head);
-        let [magic, both, ..] = head.to_le_bytes();
-        let widths = Widths { offset: usize::from(both >> 4), sum: usize::from(both & 15) };
+        let [magic, both, ..] = *head;
+        let widths = Widths { offset: both >> 4, sum: both & 15 };
         if magic != limit::SLIDING || !(1..=5).contains(&widths.offset) || !(1..=4).contains(&widths.sum) {
             return None;
         }
-        let size = widths.slot();
-        let count = slots.len().checked_div(size)?;
-        if count.wrapping_mul(size) != slots.len() || !(2..=MAX_ENTRIES.saturating_add(1)).contains(&count) {
+        let count = slots.len().checked_div(widths.slot())?;
+        if count.wrapping_mul(widths.slot()) != slots.len() || count < 2 || count > MAX_ENTRIES.wrapping_add(1) {
             return None;
         }
-        let base = head.cast_signed().wrapping_shr(16);
-        let mut log = Log { bytes, widths, base, slots: count, newest: 0, oldest: 0, used: count };
+        let slots = count as u32;
+        let base = u64::from_le_bytes(*head).cast_signed().wrapping_shr(16);
+        let mut log = Log { bytes, base, widths, slots, newest: 0, oldest: 0, used: slots };
         // A predecessor and a hit are always there.
         let first = log.offset_in(0);
         if first == 0 || log.offset_in(1) == 0 {
             return None;
         }
-        let mut beyond = count;
-        while beyond.wrapping_sub(log.newest) > 1 {
-            let middle = log.newest.midpoint(beyond);
-            if log.offset_in(middle) >= first {
-                log.newest = middle;
-            } else {
-                beyond = middle;
-            }
+        // The newest is among `left` slots from here on. Without a branch for the processor to guess.
+        let mut left = slots;
+        while left > 1 {
+            let half = left / 2;
+            let middle = log.newest.wrapping_add(half);
+            log.newest = if log.offset_in(middle) >= first { middle } else { log.newest };
+            left = left.wrapping_sub(half);
         }
-        if beyond < count {
-            if log.offset_in(beyond) == 0 {
-                log.used = beyond;
+        let next = log.newest.wrapping_add(1);
+        if next < slots {
+            if log.offset_in(next) == 0 {
+                log.used = next;
             } else {
-                log.oldest = beyond;
+                log.oldest = next;
             }
         }
         Some(log)
     }
 
-    /// The number of at most 8 bytes that ends where the word at `start` ends.
+    /// The number of `width` bytes that ends where the word at `start` ends.
     #[inline]
-    fn field(&self, start: usize, width: usize) -> u64 {
-        let word = self.bytes.get(start..).and_then(<[u8]>::first_chunk::<8>);
-        word.map_or(0, |word| u64::from_le_bytes(*word).wrapping_shr(64u32.wrapping_sub(bits(width))))
+    fn field(&self, start: usize, width: u8) -> u64 {
+        let word = self.bytes.get(start..start.wrapping_add(8)).and_then(<[u8]>::first_chunk::<8>);
+        word.map_or(0, |word| u64::from_le_bytes(*word).wrapping_shr(shift(width)))
     }
 
-    /// The offset in the slot that lies at `index`. (It ends `HEADER` bytes after where it would without a header.)
+    /// Where the slot at `index` would lie in a value without a header. That is `HEADER` bytes early: a word from where a
+    /// field would end then ends where it does.
     #[inline]
-    fn offset_in(&self, index: usize) -> i64 {
-        let start = index.wrapping_mul(self.widths.slot()).wrapping_add(self.widths.offset);
-        self.field(start, self.widths.offset).cast_signed()
+    fn start(&self, index: u32) -> usize {
+        (index as usize).wrapping_mul(self.widths.slot())
+    }
+
+    /// The offset in the slot that lies at `index`.
+    #[inline]
+    fn offset_in(&self, index: u32) -> i64 {
+        let end = self.start(index).wrapping_add(usize::from(self.widths.offset));
+        self.field(end, self.widths.offset).cast_signed()
     }
 
     /// Where the slot lies that is number `order` in the ring.
     #[inline]
-    fn index(&self, order: usize) -> usize {
+    fn index(&self, order: u32) -> u32 {
         let index = self.oldest.wrapping_add(order);
         if index >= self.slots { index.wrapping_sub(self.slots) } else { index }
     }
 
     /// The offset of number `order` in the ring.
     #[inline]
-    fn offset(&self, order: usize) -> i64 {
+    fn offset(&self, order: u32) -> i64 {
         self.offset_in(self.index(order))
     }
 
-    /// The sum of number `order` in the ring.
+    /// The sum in the slot that lies at `index`.
     #[inline]
-    fn sum(&self, order: usize) -> u64 {
-        self.field(self.index(order).wrapping_add(1).wrapping_mul(self.widths.slot()), self.widths.sum)
+    fn sum_in(&self, index: u32) -> u64 {
+        let end = self.start(index).wrapping_add(self.widths.slot());
+        self.field(end, self.widths.sum)
     }
 
-    /// Units of the hits after number `before` up to number `last`.
+    /// The units up to a slot with the sum `total` of the hits after number `before`.
     #[inline]
-    fn units(&self, before: usize, last: usize) -> u64 {
-        self.sum(last).wrapping_sub(self.sum(before)) & largest(self.widths.sum)
+    fn units(&self, before: u32, total: u64) -> u64 {
+        total.wrapping_sub(self.sum_in(self.index(before))) & largest(self.widths.sum)
     }
 
     /// The hits that count at `at`.
     #[inline]
     fn counted(&self, at: i64, window: i64) -> Counted {
-        let now = at.saturating_sub(self.base);
-        let dead = now.saturating_sub(window);
-        let mut last = self.used.wrapping_sub(1);
-        let mut newest = self.offset_in(self.newest);
-        if newest > now {
+        let now = at.wrapping_sub(self.base);
+        let dead = now.wrapping_sub(window);
+        let (mut last, mut newest) = (self.used.wrapping_sub(1), self.newest);
+        if self.offset_in(newest) > now {
             match self.last_until(now) {
-                Some(until) => (last, newest) = (until, self.offset(until)),
+                Some(until) => (last, newest) = (until, self.index(until)),
                 None => return Counted::NONE,
             }
         }
-        if newest <= dead {
+        let offset = self.offset_in(newest);
+        if offset <= dead {
             return Counted::NONE;
         }
         let before = first_where(1, last, |order| self.offset(order) > dead).wrapping_sub(1);
-        let leaves = self.base.saturating_add(newest).saturating_add(window);
-        Counted { before, last, used: self.units(before, last), leaves }
+        let leaves = self.base.wrapping_add(offset).wrapping_add(window);
+        Counted { before, last, used: self.units(before, self.sum_in(newest)), leaves }
     }
 
     /// The last hit in the ring's order with an offset up to `now`, where the newest has a larger one.
     #[cold]
-    fn last_until(&self, now: i64) -> Option<usize> {
+    fn last_until(&self, now: i64) -> Option<u32> {
         if self.offset(1) > now {
             return None;
         }
-        let (mut last, mut beyond) = (1usize, self.used.wrapping_sub(1));
-        while beyond.wrapping_sub(last) > 1 {
-            let middle = last.midpoint(beyond);
-            if self.offset(middle) <= now {
-                last = middle;
-            } else {
-                beyond = middle;
-            }
+        let (mut last, mut left) = (1u32, self.used.wrapping_sub(1));
+        while left > 1 {
+            let half = left / 2;
+            let middle = last.wrapping_add(half);
+            last = if self.offset(middle) <= now { middle } else { last };
+            left = left.wrapping_sub(half);
         }
         Some(last)
     }
@@ -360,10 +373,11 @@ impl<'a> Log<'a> {
     fn first_fit(&self, now: i64, window: i64, room: u64, mut counted: Counted) -> Option<i64> {
         let mut at = now;
         for _ in 0..MAX_POSTPONED {
-            let last = counted.last;
-            let leaver = first_where(counted.before.wrapping_add(1), last, |order| self.units(order, last) <= room);
-            let leaves = self.base.saturating_add(self.offset(leaver)).saturating_add(window);
-            if leaves <= at || leaves > now.saturating_add(window) {
+            let total = self.sum_in(self.index(counted.last));
+            let leaver =
+                first_where(counted.before.wrapping_add(1), counted.last, |order| self.units(order, total) <= room);
+            let leaves = self.base.wrapping_add(self.offset(leaver)).wrapping_add(window);
+            if leaves <= at || leaves > now.wrapping_add(window) {
                 return None;
             }
             at = leaves;
@@ -378,42 +392,36 @@ impl<'a> Log<'a> {
     /// Where a hit of `cost` units at `now` goes, given the ones that `counted`.
     #[inline]
     fn place(&self, now: i64, window: i64, cost: u64, counted: &Counted) -> Result<Place, Refusal> {
-        let offset = now.saturating_sub(self.base);
+        let offset = now.wrapping_sub(self.base);
         let newest = self.offset_in(self.newest);
+        let most = largest(self.widths.offset);
+        let fits = newest <= offset && offset.cast_unsigned() <= most && last_offset(window) <= most;
         let same = newest == offset;
-        let fits = newest <= offset
-            && offset.cast_unsigned() <= largest(self.widths.offset)
-            && window.saturating_mul(3).saturating_sub(1).cast_unsigned() <= largest(self.widths.offset);
         // Besides the slot that is written over, one more has to be dead: the predecessor of the first that counts.
-        let (index, oldest) = if same {
-            (self.newest, 0)
+        let (index, oldest, free) = if same {
+            (self.newest, 0, true)
         } else if self.used < self.slots {
-            (self.used, 0)
+            (self.used, 0, true)
         } else {
-            (self.oldest, 1)
+            (self.oldest, 1, counted.before >= 1)
         };
-        let free = same || self.used < self.slots || counted.before >= 1;
         // Over the whole ring, not just over what counts: a longer window may ask for the rest.
-        let newest_order = self.used.wrapping_sub(1);
-        let total = self.units(oldest, newest_order).saturating_add(cost);
-        let crowded = total > largest(self.widths.sum);
+        let sum = self.sum_in(self.newest);
+        let crowded = self.units(oldest, sum).saturating_add(cost) > largest(self.widths.sum);
         if !fits || !free || crowded {
-            let joins = counted.leaves == now.saturating_add(window);
+            let joins = counted.leaves == now.wrapping_add(window);
             return match counted.hits() >= MAX_ENTRIES && !joins {
                 true => Err(Refusal::LogFull),
                 false => Ok(Place::Rebuild { crowded: fits && crowded }),
             };
         }
 
-        let sum = self.sum(newest_order).wrapping_add(cost) & largest(self.widths.sum);
-        let at = index.wrapping_mul(self.widths.slot()).wrapping_add(HEADER);
-        Ok(if same {
-            let bytes = SlotBytes { bytes: u128::from(sum).to_le_bytes(), len: self.widths.sum };
-            Place::Slot { at: at.wrapping_add(self.widths.offset), bytes }
-        } else {
-            let slot = u128::from(offset.cast_unsigned()) | u128::from(sum).wrapping_shl(bits(self.widths.offset));
-            Place::Slot { at, bytes: SlotBytes { bytes: slot.to_le_bytes(), len: self.widths.slot() } }
-        })
+        let sum = sum.wrapping_add(cost) & largest(self.widths.sum);
+        let at = self.start(index).wrapping_add(HEADER);
+        let slot = u128::from(sum).wrapping_shl(u32::from(self.widths.offset).wrapping_mul(8));
+        let slot = slot | u128::from(offset.cast_unsigned());
+        let bytes = SlotBytes { bytes: slot.to_le_bytes(), len: self.widths.slot() };
+        Ok(Place::Slot { at, bytes })
     }
 }
 
@@ -421,20 +429,20 @@ impl<'a> Log<'a> {
 ///
 /// By doubling steps from `low`, then by halving: in a ring that is nearly full, the steps are few.
 #[inline]
-fn first_where(mut low: usize, mut high: usize, holds: impl Fn(usize) -> bool) -> usize {
-    let mut step = 1usize;
+fn first_where(mut low: u32, mut high: u32, holds: impl Fn(u32) -> bool) -> u32 {
+    let mut step = 0u32;
     let mut probe = low;
     while probe < high {
         if holds(probe) {
             high = probe;
-        } else {
-            low = probe.wrapping_add(1);
-            step = step.wrapping_mul(2);
+            break;
         }
-        probe = low.saturating_add(step).wrapping_sub(1);
+        low = probe.wrapping_add(1);
+        step = step.wrapping_mul(2) | 1;
+        probe = low.wrapping_add(step);
     }
     while low < high {
-        let middle = low.midpoint(high);
+        let middle = low.wrapping_add(high.wrapping_sub(low) / 2);
         if holds(middle) {
             high = middle;
         } else {
@@ -451,7 +459,7 @@ fn first_where(mut low: usize, mut high: usize, holds: impl Fn(usize) -> bool) -
 fn rebuild(log: Option<&Log<'_>>, counted: &Counted, now: i64, request: &Request, crowded: bool) -> Vec<u8> {
     let window = request.window.min(MAX_WINDOW).cast_signed();
     let hits = counted.hits();
-    let joins = counted.leaves == now.saturating_add(window);
+    let joins = counted.leaves == now.wrapping_add(window);
     // A predecessor, what counts, and this hit.
     let needed = hits.saturating_add(if joins { 1 } else { 2 });
     let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
@@ -462,7 +470,7 @@ fn rebuild(log: Option<&Log<'_>>, counted: &Counted, now: i64, request: &Request
         .min(MAX_ENTRIES.saturating_add(1))
         .max(needed);
 
-    let mut widths = Widths::fitting(request.window, request.limit);
+    let mut widths = Widths::fitting(window, request.limit);
     if let Some(log) = log {
         if crowded && log.widths.sum >= widths.sum {
             // Hits of many units each would fill the sums again and again.
@@ -472,30 +480,31 @@ fn rebuild(log: Option<&Log<'_>>, counted: &Counted, now: i64, request: &Request
         widths.sum = widths.sum.max(log.widths.sum);
     }
 
-    let oldest = now.saturating_sub(window).saturating_add(1);
     let first = match log {
-        Some(log) => log.base.saturating_add(log.offset(counted.before.saturating_add(1))).min(now),
+        Some(log) => log.base.wrapping_add(log.offset(counted.before.saturating_add(1))).min(now),
         None => now,
     };
     // Two below the first hit: the predecessor has offset 1, since 0 is a slot never used.
-    let base = first.max(oldest).max(FIRST).saturating_sub(2);
+    let base = first.max(FIRST).saturating_sub(2);
 
     let len = slots.saturating_mul(widths.slot()).saturating_add(HEADER);
     let mut value = Vec::with_capacity(len);
-    let mut push = |number: u64, width: usize| {
-        value.extend_from_slice(number.to_le_bytes().get(..width).unwrap_or_default());
+    let mut push = |number: u64, width: u8| {
+        let bytes = number.to_le_bytes();
+        value.extend_from_slice(bytes.get(..usize::from(width)).unwrap_or_default());
     };
     push(u64::from(limit::SLIDING), 1);
-    push((widths.offset.wrapping_shl(4) | widths.sum) as u64, 1);
+    push(u64::from(widths.offset.wrapping_shl(4) | widths.sum), 1);
     push(base.cast_unsigned(), 6);
 
     let (mut time, mut sum) = (base.saturating_add(1), 0);
     push(1, widths.offset);
     push(0, widths.sum);
     if let Some(log) = log {
+        let (start, most) = (log.sum_in(log.index(counted.before)), largest(log.widths.sum));
         for order in counted.before.saturating_add(1)..=counted.last {
-            let at = log.base.saturating_add(log.offset(order));
-            let units = log.units(counted.before, order);
+            let at = log.base.wrapping_add(log.offset(order));
+            let units = log.sum_in(log.index(order)).wrapping_sub(start) & most;
             // Always so in a log of ours but for a hit of this very ms, which this one joins.
             if time < at && at < now && sum < units && units <= counted.used {
                 (time, sum) = (at, units);
