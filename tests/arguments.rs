@@ -36,7 +36,7 @@ fn hostile() -> Vec<Vec<u8>> {
         "zebra\r\n+OK\r\n",
         "%s%s%s%n",
         b"5\0",
-        b"\0005",
+        b"\x005",
         b"\xff\xfe",
         "５",
         "٥",

@@ -249,7 +249,10 @@ fn r6_after_every_write_the_key_expires() {
         for _ in 0..7 {
             let asked = timed(&mut client, &call);
             let deadline = expires_at(&mut client, &key_of(&call));
-            assert!(deadline > asked.to_ms() && deadline <= asked.to_ms() + 60_000 + 60_000 / 8 + 1, "{deadline}");
+            assert!(
+                deadline > asked.latest_ms() && deadline <= asked.latest_ms() + 60_000 + 60_000 / 8 + 1,
+                "{deadline}"
+            );
         }
     }
     assert!(client.call(&["KEYS", "*"]).array().iter().all(|key| client.call(&["PTTL", &key.text()]).int() > 0));
@@ -274,11 +277,11 @@ fn r6_a_limiter_that_somebody_persisted_still_ends() {
         }
         wait_until(SOON, "it lets a call pass again", || ask(&mut client, &call).allowed);
         // Whoever was let in has used one or more of two units, and within a window all is as new.
-        let deadline = timed(&mut client, &with(&call, args!["PEEK"])).to_ms() + 81;
+        let deadline = timed(&mut client, &with(&call, args!["PEEK"])).latest_ms() + 81;
         wait_until(SOON, "it is as new", || {
             let peek = timed(&mut client, &with(&call, args!["PEEK"]));
             let is_new = peek.verdict().remaining == 2 && peek.verdict().reset_after == 0;
-            assert!(is_new || peek.from_ms() <= deadline, "not as new: {peek:?}");
+            assert!(is_new || peek.earliest_ms() <= deadline, "not as new: {peek:?}");
             is_new
         });
     }
@@ -296,7 +299,7 @@ fn r9_a_key_lives_at_least_until_it_is_as_new_and_hardly_longer() {
                 let slack = match &call[0][..] {
                     b"RL.FIXED" => 0,
                     b"RL.SLIDING" => window / 8 + 1,
-                    // In µs, rounded up; to_ms() is rounded down.
+                    // In µs, rounded up; latest_ms() is rounded down.
                     _ if limit < 16 => 1,
                     _ => reset / 8 + 1,
                 };
@@ -304,8 +307,8 @@ fn r9_a_key_lives_at_least_until_it_is_as_new_and_hardly_longer() {
                     continue; // the machine slept until it was gone
                 }
                 // (reset_after is rounded up from µs, so the end may lie in the millisecond before.)
-                assert!(deadline >= asked.from_ms() + reset - 1, "too early: {deadline}, {asked:?}");
-                assert!(deadline <= asked.to_ms() + reset + slack, "too late: {deadline}, {asked:?}, {call:?}");
+                assert!(deadline >= asked.earliest_ms() + reset - 1, "too early: {deadline}, {asked:?}");
+                assert!(deadline <= asked.latest_ms() + reset + slack, "too late: {deadline}, {asked:?}, {call:?}");
             }
         }
     }

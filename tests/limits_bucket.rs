@@ -32,7 +32,7 @@ fn r3_a_rate_of_two_tokens_a_millisecond_is_neither_rounded_to_none_nor_to_more(
             assert_eq!(asked.verdict().retry_after, 1);
             refused += 1;
         }
-        if asked.from_ms() > until && refused > 0 {
+        if asked.earliest_ms() > until && refused > 0 {
             break;
         }
     }
@@ -50,10 +50,10 @@ fn r25_refill_is_not_lost_by_polling() {
         level.check(&asked, 1);
         passed += i64::from(asked.verdict().allowed);
         refused += i64::from(!asked.verdict().allowed);
-        if asked.from_ms() > until {
+        if asked.earliest_ms() > until {
             break;
         }
-        wait_until_ms(&server, asked.to_ms() + 4);
+        wait_until_ms(&server, asked.latest_ms() + 4);
     }
     assert!(refused > 3 && passed > 3, "{passed} passed, {refused} refused");
 }
@@ -97,7 +97,7 @@ fn r28_retry_after_is_what_is_left_of_the_token() {
     let call = args!["RL.BUCKET", "k", 1, 1, "1h"];
     let first = timed(&mut client, &call);
     assert!(first.verdict().allowed);
-    wait_until_ms(&server, first.to_ms() + 30);
+    wait_until_ms(&server, first.latest_ms() + 30);
     let second = timed(&mut client, &call);
     let retry = second.verdict().retry_after * 1000;
     let full = 3_600_000_000;
@@ -125,9 +125,9 @@ fn r29_it_refills_bit_by_bit_and_never_above_the_capacity() {
         let now = timed(&mut client, &peek);
         level.check_peek(&now);
         if now.verdict().reset_after == 0 {
-            full_since.get_or_insert(now.from_ms());
+            full_since.get_or_insert(now.earliest_ms());
         }
-        full_since.is_some_and(|since| now.from_ms() > since + 60)
+        full_since.is_some_and(|since| now.earliest_ms() > since + 60)
     });
 }
 

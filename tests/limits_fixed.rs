@@ -28,12 +28,12 @@ fn r7_after_the_window_a_call_starts_a_new_one_with_a_full_ttl() {
         if asked.verdict().allowed {
             break asked;
         }
-        assert!(asked.from_ms() < end, "still shut {} ms after the end", asked.from_ms() - end);
+        assert!(asked.earliest_ms() < end, "still shut {} ms after the end", asked.earliest_ms() - end);
     };
-    assert!(first.to_ms() >= end, "open before the end");
+    assert!(first.latest_ms() >= end, "open before the end");
     assert_eq!((first.verdict().remaining, first.verdict().reset_after), (1, 120));
     let new_end = expires_at(&mut client, "k");
-    assert!((first.from_ms() + 120..=first.to_ms() + 120).contains(&new_end) || new_end == -2, "{new_end}");
+    assert!((first.earliest_ms() + 120..=first.latest_ms() + 120).contains(&new_end) || new_end == -2, "{new_end}");
 }
 
 #[test]
@@ -47,13 +47,13 @@ fn r8_the_end_of_the_window_stays_where_the_first_hit_put_it() {
         let Verdict { allowed, remaining, reset_after, .. } = hit.verdict();
         assert!(allowed, "{hit:?}");
         if remaining == 9 {
-            assert!(hit.to_ms() >= end, "a new window before the end of the last");
+            assert!(hit.latest_ms() >= end, "a new window before the end of the last");
             assert_eq!(reset_after, window);
-            end = hit.to_ms() + window;
+            end = hit.latest_ms() + window;
             windows += 1;
         } else {
             // (The start is known to lie within its bracket, so the end is at most `end`.)
-            assert!(hit.from_ms() + reset_after <= end, "the end has moved: {hit:?}, {end}");
+            assert!(hit.earliest_ms() + reset_after <= end, "the end has moved: {hit:?}, {end}");
         }
         next += window / 7;
         wait_until_ms(&server, next);
@@ -106,7 +106,10 @@ fn r12_reset_after_and_pttl_agree_to_the_ms() {
             let asked = timed(&mut client, &call);
             let end = expires_at(&mut client, "k");
             let reset = asked.verdict().reset_after;
-            assert!((end - asked.to_ms()..=end - asked.from_ms()).contains(&reset), "{reset}, {end}, {asked:?}");
+            assert!(
+                (end - asked.latest_ms()..=end - asked.earliest_ms()).contains(&reset),
+                "{reset}, {end}, {asked:?}"
+            );
         }
     }
 }
@@ -178,7 +181,7 @@ fn r6_a_counter_without_an_end_gets_one_by_the_next_charged_call_also_a_refused_
         assert_eq!(verdict.retry_after, if allowed { 0 } else { 40_000 });
         assert_eq!(client.call(&["GET", "k"]).text(), left);
         let end = expires_at(&mut client, "k");
-        assert!((charged.from_ms() + 40_000..=charged.to_ms() + 40_000).contains(&end), "{end}");
+        assert!((charged.earliest_ms() + 40_000..=charged.latest_ms() + 40_000).contains(&end), "{end}");
     }
 }
 
@@ -193,7 +196,7 @@ fn an_end_beyond_one_window_from_now_is_drawn_in_and_the_count_stays() {
         let charged = timed(&mut client, &args!["RL.FIXED", "k", 3, "40s"]);
         assert_eq!((charged.verdict().allowed, charged.verdict().reset_after), (allowed, 40_000));
         let end = expires_at(&mut client, "k");
-        assert!((charged.from_ms() + 40_000..=charged.to_ms() + 40_000).contains(&end), "{end}");
+        assert!((charged.earliest_ms() + 40_000..=charged.latest_ms() + 40_000).contains(&end), "{end}");
     }
 }
 

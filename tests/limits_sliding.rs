@@ -65,7 +65,7 @@ fn r16_refused_calls_do_not_count_however_many_there_are() {
         let asked = timed(&mut client, &call);
         log.check(&asked, 1);
         refused += u32::from(!asked.verdict().allowed);
-        if asked.from_ms() > until {
+        if asked.earliest_ms() > until {
             break;
         }
     }
@@ -105,17 +105,18 @@ fn r19_retry_after_is_told_by_the_hit_that_has_to_leave() {
     let (server, mut client) = start();
     let call = args!["RL.SLIDING", "k", 2, "60s"];
     let first = timed(&mut client, &call);
-    wait_until_ms(&server, first.to_ms() + 25);
+    wait_until_ms(&server, first.latest_ms() + 25);
     let second = timed(&mut client, &call);
-    wait_until_ms(&server, second.to_ms() + 25);
+    wait_until_ms(&server, second.latest_ms() + 25);
     let third = timed(&mut client, &call);
     assert!(first.verdict().allowed && second.verdict().allowed && !third.verdict().allowed);
-    let leaves = |hit: &Timed| hit.from_ms() + 60_000 - third.to_ms()..=hit.to_ms() + 60_000 - third.from_ms();
+    let leaves =
+        |hit: &Timed| hit.earliest_ms() + 60_000 - third.latest_ms()..=hit.latest_ms() + 60_000 - third.earliest_ms();
     assert!(leaves(&first).contains(&third.verdict().retry_after), "{third:?}");
     assert!(leaves(&second).contains(&third.verdict().reset_after), "{third:?}");
     // Two units take both to leave.
     let both = timed(&mut client, &args!["RL.SLIDING", "k", 2, "60s", "COST", 2]);
-    let leaves = second.from_ms() + 60_000 - both.to_ms()..=second.to_ms() + 60_000 - both.from_ms();
+    let leaves = second.earliest_ms() + 60_000 - both.latest_ms()..=second.latest_ms() + 60_000 - both.earliest_ms();
     assert!(leaves.contains(&both.verdict().retry_after), "{both:?}");
 }
 
@@ -133,7 +134,7 @@ fn r20_costs_add_up() {
 fn a_longer_window_counts_what_the_log_still_has_and_a_shorter_one_less() {
     let (server, mut client) = start();
     let first = timed(&mut client, &args!["RL.SLIDING", "k", 100, "1h", "COST", 10]);
-    wait_until_ms(&server, first.to_ms() + 30);
+    wait_until_ms(&server, first.latest_ms() + 30);
     assert_eq!(short(&mut client, &args!["RL.SLIDING", "k", 100, "2h", "COST", 5]), (true, 85, 0));
     assert_eq!(short(&mut client, &args!["RL.SLIDING", "k", 50, "1h", "PEEK"]), (true, 35, 0));
     let over = ask(&mut client, &args!["RL.SLIDING", "k", 5, "1h"]);
@@ -151,7 +152,7 @@ fn the_key_is_gone_soon_after_the_newest_hit_has_left() {
         }
         let last = timed(&mut client, &args!["RL.SLIDING", "k", 1000, window]);
         let deadline = expires_at(&mut client, "k");
-        let right = last.from_ms() + window..=last.to_ms() + window + window / 8 + 1;
+        let right = last.earliest_ms() + window..=last.latest_ms() + window + window / 8 + 1;
         assert!(deadline == -2 || right.contains(&deadline), "{deadline} not in {right:?}");
         wait_until_gone(&mut client, "k");
     }

@@ -117,7 +117,7 @@ fn l5_an_acquire_with_a_wrong_ttl_is_an_error_and_leaves_no_key_and_nobody_waiti
         assert!(acquired.reply.int() > 0, "{ttl}");
         if ms > 1 {
             let deadline = expires_at(&mut a, "k");
-            assert!((acquired.from_ms() + ms..=acquired.to_ms() + ms).contains(&deadline), "{ttl}: {deadline}");
+            assert!((acquired.earliest_ms() + ms..=acquired.latest_ms() + ms).contains(&deadline), "{ttl}: {deadline}");
         }
     }
 }
@@ -268,10 +268,10 @@ fn l10_a_lock_that_a_plain_client_holds_is_respected_until_it_ends() {
     loop {
         let asked = timed(&mut b, &args!["LOCK.ACQUIRE", "k", "tB", "1s"]);
         if asked.reply.int() > 0 {
-            assert!(asked.to_ms() >= deadline, "granted {} ms early", deadline - asked.to_ms());
+            assert!(asked.latest_ms() >= deadline, "granted {} ms early", deadline - asked.latest_ms());
             break;
         }
-        assert!(asked.from_ms() <= deadline, "refused {} ms after the end", asked.from_ms() - deadline);
+        assert!(asked.earliest_ms() <= deadline, "refused {} ms after the end", asked.earliest_ms() - deadline);
     }
     assert_eq!(a.call(&["GET", "k"]).text(), "tB");
 }
@@ -323,7 +323,7 @@ fn l12_a_bare_number_is_milliseconds() {
         let acquired = timed(&mut a, &args!["LOCK.ACQUIRE", "k", "t", ttl]);
         let deadline = expires_at(&mut a, "k");
         assert!(
-            (acquired.from_ms() + ms..=acquired.to_ms() + ms).contains(&deadline) || deadline == -2,
+            (acquired.earliest_ms() + ms..=acquired.latest_ms() + ms).contains(&deadline) || deadline == -2,
             "{ttl}: {deadline} after {acquired:?}"
         );
     }
@@ -346,7 +346,7 @@ fn l13_a_renewal_by_the_holder_sets_the_deadline_also_to_an_earlier_one() {
         let renewed = timed(&mut a, &args!["LOCK.RENEW", "k", "tA", ttl]);
         assert_eq!(renewed.reply.int(), 1);
         let deadline = expires_at(&mut a, "k");
-        assert!((renewed.from_ms() + ms..=renewed.to_ms() + ms).contains(&deadline), "{ttl}: {deadline}");
+        assert!((renewed.earliest_ms() + ms..=renewed.latest_ms() + ms).contains(&deadline), "{ttl}: {deadline}");
     }
 }
 
@@ -373,7 +373,7 @@ fn l16_a_reacquire_never_shortens_a_lease_and_may_lengthen_it() {
     let third = timed(&mut a, &args!["LOCK.ACQUIRE", "k", "tA", "90s"]);
     assert!(third.reply.int() > second);
     let later = expires_at(&mut a, "k");
-    assert!((third.from_ms() + 90_000..=third.to_ms() + 90_000).contains(&later), "{later}");
+    assert!((third.earliest_ms() + 90_000..=third.latest_ms() + 90_000).contains(&later), "{later}");
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn l20_an_acquire_after_the_own_lease_has_expired_is_a_new_grant() {
     let again = timed(&mut a, &args!["LOCK.ACQUIRE", "k", "tA", "10s"]);
     assert!(again.reply.int() > first);
     let deadline = expires_at(&mut a, "k");
-    assert!((again.from_ms() + 10_000..=again.to_ms() + 10_000).contains(&deadline));
+    assert!((again.earliest_ms() + 10_000..=again.latest_ms() + 10_000).contains(&deadline));
 }
 
 #[test]
@@ -471,7 +471,7 @@ fn l48_info_tells_who_holds_and_for_how_long_with_its_fields_in_order() {
         assert_eq!(fields(&held.reply), expected);
         let info = held.reply.map();
         assert_eq!((info["mode"].text().as_str(), info["held"].int(), info["waiters"].int()), ("exclusive", 1, 0));
-        let left = deadline - held.to_ms()..=deadline - held.from_ms();
+        let left = deadline - held.latest_ms()..=deadline - held.earliest_ms();
         assert!(left.contains(&info["ttl"].int()));
         let holders = info["holders"].array();
         assert_eq!(holders.len(), 1);

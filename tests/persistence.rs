@@ -191,7 +191,7 @@ fn r35_a_limit_is_new_after_a_window_that_passed_while_the_server_was_dead() {
     let mut last = 0;
     for call in &calls {
         let five = [call.clone(), args!["COST", 5]].concat();
-        last = timed(&mut client, &five).to_ms();
+        last = timed(&mut client, &five).latest_ms();
         assert_eq!(ask(&mut client, &[call.clone(), args!["PEEK"]].concat()).limit, 5);
     }
     server.kill9();

@@ -59,12 +59,12 @@ pub struct Timed {
 
 impl Timed {
     /// The millisecond before which the call cannot have been.
-    pub fn from_ms(&self) -> i64 {
+    pub fn earliest_ms(&self) -> i64 {
         self.before / 1000
     }
 
     /// The millisecond after which the call cannot have been.
-    pub fn to_ms(&self) -> i64 {
+    pub fn latest_ms(&self) -> i64 {
         self.after / 1000
     }
 

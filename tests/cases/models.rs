@@ -17,7 +17,7 @@ impl Log {
     /// Holds one answer against all admitted hits before it.
     #[track_caller]
     pub fn check(&mut self, asked: &Timed, cost: i64) {
-        let (from, to) = (asked.from_ms(), asked.to_ms());
+        let (from, to) = (asked.earliest_ms(), asked.latest_ms());
         // A hit at t counts while now - t < window.
         let surely: i64 = self.admitted.iter().filter(|hit| to - hit.0 < self.window).map(|hit| hit.2).sum();
         let perhaps: i64 = self.admitted.iter().filter(|hit| from - hit.1 < self.window).map(|hit| hit.2).sum();
