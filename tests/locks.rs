@@ -4,7 +4,7 @@
 mod cases;
 mod rig;
 
-use cases::{LONG, assert_error, expires_at, timed, value_and_expiry, wait_until_gone};
+use cases::{LONG, assert_error, expires_at, module_path, timed, value_and_expiry, wait_until_gone};
 use rig::{Client, Server, Value, ValueExt, args};
 
 fn start() -> (Server, Client, Client) {
@@ -420,10 +420,6 @@ fn l18_fences_grow_after_module_unload_and_load() {
     assert_eq!(a.call(&["MODULE", "UNLOAD", "sluice"]).text(), "OK");
     assert_eq!(a.call(&["MODULE", "LOAD", &path]).text(), "OK");
     assert!(a.call(&["LOCK.ACQUIRE", "k", "tA", LONG]).int() > before);
-}
-
-fn module_path(client: &mut Client) -> String {
-    client.call(&["MODULE", "LIST"]).array()[0].map()["path"].text()
 }
 
 #[test]

@@ -228,3 +228,19 @@ pub fn random_traffic(random: &mut rand::rngs::StdRng, calls: usize) -> Vec<Vec<
     }
     traffic
 }
+
+/// What MODULE LIST says of ours, if it is loaded; servers bring modules of their own.
+#[track_caller]
+pub fn our_module(client: &mut Client) -> Option<std::collections::BTreeMap<String, Value>> {
+    let loaded = client.call(&["MODULE", "LIST"]).array();
+    let mut ours = loaded.iter().map(ValueExt::map).filter(|module| module["name"].text() == "sluice");
+    let found = ours.next();
+    assert!(ours.next().is_none(), "loaded twice");
+    found
+}
+
+/// Where the module was loaded from.
+#[track_caller]
+pub fn module_path(client: &mut Client) -> String {
+    our_module(client).expect("it is loaded")["path"].text()
+}
