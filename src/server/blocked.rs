@@ -116,6 +116,7 @@ unsafe extern "C" fn unblocked_by_command(
     guarded(|| {
         // SAFETY: the context is that of the running callback.
         if let Some(client) = Blocked::of(context) {
+            // SAFETY: as above.
             waiters::gave_up(&unsafe { Context::new(context) }, client);
         }
         // SAFETY: as above.

@@ -57,9 +57,9 @@ unsafe extern "C" fn happened(
     guarded(|| {
         // SAFETY: the server keeps the name until the callback returns.
         let name = unsafe { key::bytes(name) };
-        // SAFETY: the context is that of the running callback.
         waiters::touched(name, || {
-            (unsafe { Context::new(context) }, unsafe { api!(RedisModule_GetSelectedDb)(context) })
+            // SAFETY: the context is that of the running callback.
+            unsafe { (Context::new(context), api!(RedisModule_GetSelectedDb)(context)) }
         });
     });
     OK
