@@ -71,6 +71,13 @@ impl Client {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
+            // A process that was frozen and goes on is interrupted in what it waits for.
+            let interrupted = std::error::Error::source(&error)
+                .and_then(|source| source.downcast_ref::<Error>())
+                .is_some_and(|source| source.kind() == ErrorKind::Interrupted);
+            if interrupted {
+                continue;
+            }
             if error.is_timeout() {
                 if Instant::now() >= deadline {
                     return Err(Error::new(ErrorKind::TimedOut, format!("silent for {within:?}")));
