@@ -405,7 +405,7 @@ pub enum Shown {
 /// Holder and holds of a reentrant lock.
 fn reentrant(key: &Key<'_>) -> Result<(Vec<u8>, u64), Failure> {
     let (token, holds) = key.only_field().ok_or(Failure::NoLock)?;
-    let holds = args::integer(&holds).filter(|&holds| holds > 0 && i64::try_from(holds).is_ok());
+    let holds = args::integer(&holds).filter(|holds| (1..=lock::MOST_HOLDS).contains(holds));
     Ok((token, holds.ok_or(Failure::NoLock)?))
 }
 
