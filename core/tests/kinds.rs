@@ -686,7 +686,10 @@ impl World {
             assert_eq!(self.ends[*call], None);
             assert!(self.gifted || !self.ledger.shares.contains_key(token), "{token} waits for what it holds");
         }
-        if let Some((_, token, ask, _)) = self.line.first() {
+        // (Who waits, and was made a holder by a foreign SET, may have to wait for the end of its own lease.)
+        if let Some((_, token, ask, _)) = self.line.first()
+            && !(self.gifted && self.ledger.shares.contains_key(token))
+        {
             assert_ne!(
                 self.ledger.judge(*token, ask.want, false),
                 Verdict::Granted,
