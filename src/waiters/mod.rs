@@ -124,6 +124,9 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     state.clients.insert(blocked, Stage::Waits(joined.place));
     if let Some(displaced) = joined.displaced {
         state.dismiss(displaced.blocked, Answer::Integer(0));
+        // What it asks for now, at the head of the queue, may be had at once.
+        state.touched.insert(joined.place.queue());
+        call.context().work_soon();
     }
     state.every = match server::listen() {
         false => Some(DEAF_MS),
