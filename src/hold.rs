@@ -119,7 +119,7 @@ impl<'k, 'c> Hold<'k, 'c> {
         match self.key.content() {
             Content::SortedSet => {
                 let (family, first, last) = ends(self.key).ok()?;
-                match family {
+                let of_members = match family {
                     Family::Shared => Some(last),
                     Family::Semaphore if first >= self.now() => Some(first),
                     Family::Semaphore => {
@@ -130,7 +130,9 @@ impl<'k, 'c> Hold<'k, 'c> {
                         });
                         next
                     }
-                }
+                };
+                // Another client may have given the key an earlier end.
+                of_members.into_iter().chain(self.key.deadline()).min()
             }
             _ => self.key.deadline(),
         }
