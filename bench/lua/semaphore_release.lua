@@ -1,5 +1,9 @@
--- Gives a permit of semaphore_acquire.lua back.
--- KEYS[1] semaphore, ARGV[1] token. Answers 1, or 0 if the token has none.
+-- Gives a permit back.
 --
--- It does not look at the score: a permit that is over already is given back with 1, as if it had held until now.
+--   KEYS[1]  the semaphore
+--   ARGV[1]  token
+--   returns  1 given back, 0 the token has none
+--
+-- What it is known for: it does not look at the score, so a permit that is over already is given back with 1, as if it had held
+-- until now.
 return redis.call('ZREM', KEYS[1], ARGV[1])
