@@ -195,3 +195,27 @@ need_crates() {
     while read -r line; do [[ $line == error:* ]] && break; done <<<"$said"
     die "the crates could not be fetched (no network?): ${line#error: }"
 }
+
+# Gets the clients that the examples in README.md are for. The tests go without them and say so: nothing here ends a run.
+get_clients() {
+    local clients=${CARGO_TARGET_DIR:-$root/target}/clients
+    local python=$clients/python/bin/python node=$clients/node
+    # Python and pip of a virtual environment are links to the system's, which may have changed since.
+    if have python3 && ! python3 -c 'import redis' 2>/dev/null && ! "$python" -c 'import redis' 2>/dev/null; then
+        mkdir -p "$clients"
+        say "installing redis-py into $clients/python"
+        if ! { python3 -m venv --clear "$clients/python" &&
+            "$python" -m pip install --quiet --disable-pip-version-check --timeout 15 --retries 1 'redis>=5'; } \
+            >"$clients/python.log" 2>&1; then
+            say "redis-py could not be installed (no network? no venv?): its examples are not run; see $clients/python.log"
+        fi
+    fi
+    if have node && have npm && [[ ! -e $node/node_modules/redis ]]; then
+        mkdir -p "$node"
+        say "installing node-redis into $node"
+        if ! { npm install --prefix "$node" --no-audit --no-fund --ignore-scripts \
+            --fetch-retries=1 --fetch-timeout=15000 'redis@>=5'; } >"$clients/node.log" 2>&1; then
+            say "node-redis could not be installed (no network?): its examples are not run; see $clients/node.log"
+        fi
+    fi
+}

@@ -8,6 +8,7 @@
 //!
 //! An exclusive lock is thereby the same as that of every client that locks with `SET key token NX PX`.
 
+use core::cell::{Cell, OnceCell};
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
@@ -41,19 +42,26 @@ pub struct Holder {
 pub struct Hold<'k, 'c> {
     site: &'c Site,
     key: &'k mut Key<'c>,
-    now_us: i64,
+    /// Read once, and not at all where a refusal does not depend on it.
+    now_us: OnceCell<i64>,
     /// Given up, though it is still there.
     freed: bool,
+    /// Over, though it is still there: holders who share have deadlines of their own.
+    stale: Cell<bool>,
 }
 
 impl<'k, 'c> Hold<'k, 'c> {
     /// The lock in a key opened to write.
-    pub const fn new(site: &'c Site, key: &'k mut Key<'c>, now_us: i64) -> Self {
-        Self { site, key, now_us, freed: false }
+    pub const fn new(site: &'c Site, key: &'k mut Key<'c>) -> Self {
+        Self { site, key, now_us: OnceCell::new(), freed: false, stale: Cell::new(false) }
     }
 
-    const fn now(&self) -> i64 {
-        self.now_us.div_euclid(1000)
+    fn now_us(&self) -> i64 {
+        *self.now_us.get_or_init(|| self.site.now_us())
+    }
+
+    fn now(&self) -> i64 {
+        self.now_us().div_euclid(1000)
     }
 
     /// How the lock stands to a token.
@@ -88,6 +96,7 @@ impl<'k, 'c> Hold<'k, 'c> {
             },
         };
         if last < now {
+            self.stale.set(true);
             return Ok(Found::Free);
         }
         let mine = mine.is_some_and(|deadline| deadline >= now);
@@ -149,7 +158,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     ) -> Result<i64, Failure> {
         let wanted = lease::deadline(self.now(), ttl);
         match (decision, found) {
-            (Decision::Exclusive, Found::Free) if !self.freed && self.key.content() == Content::Nothing => {
+            (Decision::Exclusive, Found::Free) if !self.freed && !self.stale.get() => {
                 self.key.create(token.bytes(), wanted)?;
                 self.site.replicate_set_text(token, wanted)?;
                 self.site.changed(&[Event::Set, Event::Expire]);
@@ -208,8 +217,8 @@ impl<'k, 'c> Hold<'k, 'c> {
             }
             (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
         }
-        self.freed = false;
-        Ok(FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(self.now_us).cast_signed())
+        (self.freed, self.stale) = (false, Cell::new(false));
+        Ok(FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(self.now_us()).cast_signed())
     }
 
     /// The deadline of a holder that converts: the later of its own and the one it asks for, or none if it has none.
@@ -290,7 +299,7 @@ impl<'k, 'c> Hold<'k, 'c> {
             self.key.delete()?;
             self.site.replicate_del()?;
         }
-        self.freed = false;
+        (self.freed, self.stale) = (false, Cell::new(false));
         Ok(())
     }
 

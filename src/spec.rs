@@ -23,11 +23,13 @@ pub struct Command {
     /// The arguments, the key first.
     pub args: &'static [Arg],
     /// What it answers.
+    #[allow(dead_code, reason = "for the docs pages and their tests: the server is told nothing of it")]
     pub replies: Replies,
 }
 
 /// What a command answers, for each protocol.
 #[derive(Debug)]
+#[allow(dead_code, reason = "as `Command::replies`")]
 pub struct Replies {
     /// In RESP2.
     pub resp2: &'static str,
@@ -59,13 +61,32 @@ pub enum Kind {
     Integer,
     /// An option word without a value.
     Word,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
 }
+
+/// Every command, in the order the docs list them.
+#[allow(dead_code, reason = "for the docs pages and their tests: registration names each command with what it does")]
+pub const ALL: &[&Command] = &[
+    &LOCK_ACQUIRE,
+    &LOCK_RELEASE,
+    &LOCK_RENEW,
+    &LOCK_INFO,
+    &SEM_ACQUIRE,
+    &SEM_RELEASE,
+    &SEM_RENEW,
+    &SEM_INFO,
+    &RL_FIXED,
+    &RL_SLIDING,
+    &RL_BUCKET,
+];
 
 const KEY: Arg = positional("key", Kind::Key);
 const TOKEN: Arg = positional("token", Kind::Text);
 const TTL: Arg = positional("ttl", Kind::Text);
 const LIMIT: Arg = positional("limit", Kind::Integer);
 const WINDOW: Arg = positional("window", Kind::Text);
+const MODE: Arg = Arg { name: "mode", kind: Kind::OneOf(&["SHARED", "REENTRANT"]), token: None, optional: true };
 const BLOCK: Arg = Arg { name: "timeout", kind: Kind::Text, token: Some("BLOCK"), optional: true };
 const COST: Arg = Arg { name: "cost", kind: Kind::Integer, token: Some("COST"), optional: true };
 const PEEK: Arg = Arg { name: "peek", kind: Kind::Word, token: Some("PEEK"), optional: true };
@@ -89,7 +110,7 @@ pub const LOCK_ACQUIRE: Command = Command {
     flags: &["write", "denyoom", "blocking"],
     categories: &["write", "slow", "blocking", "lock"],
     key: &["RW", "update"],
-    args: &[KEY, TOKEN, TTL, BLOCK],
+    args: &[KEY, TOKEN, TTL, MODE, BLOCK],
     replies: Replies {
         resp2: "Integer: the fencing token, greater than 0, or 0 if the lock was not acquired",
         resp3: "Integer: the fencing token, greater than 0, or 0 if the lock was not acquired",
@@ -218,7 +239,7 @@ pub const SEM_INFO: Command = Command {
 /// A window that starts with its first hit.
 pub const RL_FIXED: Command = Command {
     name: "RL.FIXED",
-    summary: "Asks a fixed window: at most limit units from the first hit until window later",
+    summary: "Takes units from a fixed window: at most limit of them from the first hit until window later",
     complexity: "O(1)",
     since: "0.1.0",
     arity: -4,
@@ -232,8 +253,8 @@ pub const RL_FIXED: Command = Command {
 /// An exact sliding window.
 pub const RL_SLIDING: Command = Command {
     name: "RL.SLIDING",
-    summary: "Asks an exact sliding window: at most limit units in any window",
-    complexity: "O(log N) with N being the hits in the window",
+    summary: "Takes units from an exact sliding window: at most limit of them in any window",
+    complexity: "O(log N) with N being the entries of the log; O(N) when it grows, by a quarter at a time",
     since: "0.1.0",
     arity: -4,
     flags: &["write", "fast"],
@@ -246,7 +267,7 @@ pub const RL_SLIDING: Command = Command {
 /// A token bucket.
 pub const RL_BUCKET: Command = Command {
     name: "RL.BUCKET",
-    summary: "Asks a token bucket: it holds capacity, and refill tokens come back per period",
+    summary: "Takes tokens from a bucket that holds capacity of them and regains refill per period",
     complexity: "O(1)",
     since: "0.1.0",
     arity: -5,

@@ -44,15 +44,14 @@ pub struct Locks {
 
 impl Locks {
     const fn new() -> Self {
-        const ZERO: AtomicU64 = AtomicU64::new(0);
         Self {
-            grants: ZERO,
-            refused: ZERO,
-            handovers: ZERO,
-            expired_handovers: ZERO,
-            timeouts: ZERO,
-            waiters: ZERO,
-            wait_ms_max: ZERO,
+            grants: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            handovers: AtomicU64::new(0),
+            expired_handovers: AtomicU64::new(0),
+            timeouts: AtomicU64::new(0),
+            waiters: AtomicU64::new(0),
+            wait_ms_max: AtomicU64::new(0),
         }
     }
 

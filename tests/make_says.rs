@@ -266,3 +266,15 @@ fn what_is_missing_is_installed_and_no_service_comes_with_it() {
     assert_eq!(machine.works(&["scripts/setup"]), "");
     assert_eq!(std::fs::read_to_string(bin.join("asked")).unwrap(), asked);
 }
+
+#[test]
+fn client_libraries_that_cannot_be_had_are_a_line_each_and_no_failure() {
+    let machine = Machine::new().with("python3", "exit 1").with("node", "exit 1").with("npm", "exit 1");
+    let said = machine.works(&["scripts/setup"]);
+    assert_names(
+        &said,
+        &["redis-py could not be installed", "node-redis could not be installed", "examples are not run"],
+    );
+    // With redis-py in the system there is nothing to get, nor without node.
+    assert_eq!(Machine::new().with("python3", "exit 0").with("npm", "exit 1").works(&["scripts/setup"]), "");
+}

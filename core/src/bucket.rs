@@ -13,6 +13,7 @@
 //! the subtraction the other way round. Used units are capped *before* time accrues: then a refusal, which writes
 //! nothing, cannot change what a later call sees, and whatever is stored, a token is there within one period.
 
+use crate::args::{LARGEST_UNITS, LONGEST_MS};
 use crate::limit::{self, Expiry, NEVER, Refusal, Request, Verdict};
 
 /// Bytes of a stored state: magic 1, time 7 (µs), numerator 12 (token × µs), period 5 (ms), each little-endian.
@@ -23,10 +24,6 @@ pub const SIZE: usize = 25;
 /// Bounds of the clock in µs, since a time is a signed 7-byte number: the years 829 to 3111. Beyond, time stands still.
 const FIRST: i64 = -(1 << 55);
 const LAST: i64 = (1 << 55) - 1;
-/// The longest period, 3660 days in ms.
-const MAX_PERIOD: u64 = 3660 * 86_400_000;
-/// The largest capacity.
-const MAX_UNITS: u64 = 1_000_000_000_000;
 /// From this capacity on a key may outlive its refill by an eighth.
 const COARSE: u64 = 16;
 /// The furthest expiry from now: 2^53 ms, 285,000 years. Servers take any positive 64-bit time, but add up the TTLs of
@@ -135,8 +132,8 @@ impl State {
             period: u64::from_le_bytes(*tail).wrapping_shr(24),
         };
         let sound = head & 0xff == u64::from(limit::BUCKET)
-            && (1..=MAX_PERIOD).contains(&state.period)
-            && state.numerator <= units(MAX_UNITS, state.period.saturating_mul(1000));
+            && (1..=LONGEST_MS).contains(&state.period)
+            && state.numerator <= units(LARGEST_UNITS, state.period.saturating_mul(1000));
         sound.then_some(state)
     }
 
@@ -149,9 +146,10 @@ impl State {
                 to.copy_from_slice(field);
             }
         };
-        // From the back, so that whole words can be written: each covers what the one before put too far forward.
+        // From the back, in whole words: each covers what the one before put too far forward.
         put(17, &self.period.wrapping_shl(24).to_le_bytes());
-        put(8, &low_twelve(self.numerator));
+        put(16, &(self.numerator.wrapping_shr(64) as u32).to_le_bytes());
+        put(8, &(self.numerator as u64).to_le_bytes());
         let magic = u64::from(limit::BUCKET);
         put(0, &(self.time.cast_unsigned().wrapping_shl(8) | magic).to_le_bytes());
         bytes
@@ -253,13 +251,6 @@ fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Le
     }
 }
 
-/// The twelve bytes of a numerator.
-#[inline]
-fn low_twelve(numerator: u128) -> [u8; 12] {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = numerator.to_le_bytes();
-    [a, b, c, d, e, f, g, h, i, j, k, l]
-}
-
 /// `count` units as a numerator over `period` µs.
 #[inline]
 fn units(count: u64, period: u64) -> u128 {
@@ -300,10 +291,10 @@ mod tests {
             used in prop_oneof![0u64..1 << 20, any::<u64>()],
             away in prop_oneof![Just(0u64), 0u64..1 << 20, 0u64..1 << 56],
             ahead: bool,
-            limit in prop_oneof![1u64..100, 1u64..=MAX_UNITS],
-            refill in prop_oneof![1u64..100, 1u64..=MAX_UNITS],
-            window in prop_oneof![1u64..5000, 1u64..=MAX_PERIOD],
-            cost in prop_oneof![0u64..100, 0u64..=MAX_UNITS],
+            limit in prop_oneof![1u64..100, 1u64..=LARGEST_UNITS],
+            refill in prop_oneof![1u64..100, 1u64..=LARGEST_UNITS],
+            window in prop_oneof![1u64..5000, 1u64..=LONGEST_MS],
+            cost in prop_oneof![0u64..100, 0u64..=LARGEST_UNITS],
             peek: bool,
         ) {
             let request = Request { limit, refill, window, cost, peek };
@@ -319,10 +310,10 @@ mod tests {
         #[test]
         fn a_state_reads_back_as_it_was_written(
             time in -(1i64 << 55)..1 << 55,
-            period in 1u64..=MAX_PERIOD,
+            period in 1u64..=LONGEST_MS,
             share in 0u128..=1 << 20,
         ) {
-            let numerator = units(MAX_UNITS, period * 1000) / (1 << 20) * share;
+            let numerator = units(LARGEST_UNITS, period * 1000) / (1 << 20) * share;
             let state = State { time, numerator, period };
             let back = State::decode(&state.encode()).unwrap();
             prop_assert_eq!((back.time, back.numerator, back.period), (time, numerator, period));
@@ -331,12 +322,12 @@ mod tests {
 
     #[test]
     fn the_largest_state_fits_and_one_more_is_foreign() {
-        let numerator = units(MAX_UNITS, MAX_PERIOD * 1000);
-        let largest = State { time: LAST, numerator, period: MAX_PERIOD };
+        let numerator = units(LARGEST_UNITS, LONGEST_MS * 1000);
+        let largest = State { time: LAST, numerator, period: LONGEST_MS };
         assert_eq!(State::decode(&largest.encode()).unwrap().numerator, numerator);
         for beyond in [
             State { numerator: numerator + 1, ..largest },
-            State { period: MAX_PERIOD + 1, ..largest },
+            State { period: LONGEST_MS + 1, ..largest },
             State { period: 0, numerator: 0, ..largest },
         ] {
             assert!(State::decode(&beyond.encode()).is_none());

@@ -2,6 +2,7 @@
 //!
 //! Stored as any `INCR` + `EXPIRE` counter is: the count as canonical decimal text, the end of the window as the TTL.
 
+use crate::args;
 use crate::limit::{self, NEVER, Refusal, Request, Verdict};
 
 /// The key as the server shows it.
@@ -103,18 +104,5 @@ pub fn decide(found: Option<Found<'_>>, now_ms: i64, request: &Request) -> Resul
 /// The count a value stands for: decimal digits as the server itself writes them, no sign, no leading zero.
 #[inline]
 fn count(value: &[u8]) -> Option<u64> {
-    let (&first, rest) = value.split_first()?;
-    // Nineteen digits stay below 10^19, so nothing overflows before the last check.
-    if value.len() > 19 || (first == b'0' && !rest.is_empty()) {
-        return None;
-    }
-    let mut count = 0u64;
-    for byte in value {
-        let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            return None;
-        }
-        count = count.wrapping_mul(10).wrapping_add(u64::from(digit));
-    }
-    (count <= i64::MAX.cast_unsigned()).then_some(count)
+    args::integer(value).filter(|&count| count <= i64::MAX.cast_unsigned())
 }

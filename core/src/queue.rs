@@ -36,7 +36,8 @@ pub struct Waiter<C> {
     pub client: C,
 }
 
-/// A queue, as long as it is not empty.
+/// A queue, as long as it is not empty. After that its number may be another queue's, so who keeps one over a change does no
+/// more with it than have a look at a key: at worst for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId(usize);
 
@@ -255,24 +256,21 @@ impl<C> Queues<C> {
             None => self.open(db, key),
         };
         let Some(queue) = self.queues.get_mut(id.0) else { return Err(Full) };
-        if let Some(&number) = queue.places.get(&waiter.token) {
+        if let Some(&number) = queue.places.get(&waiter.token)
+            && let Some(there) = queue.waiting.get_mut(&number)
+        {
             let place = Place { number, queue: id };
-            let (until, want) = (waiter.until, waiter.ask.want);
-            let displaced = queue.waiting.get_mut(&number).map(|there| {
-                let since = there.since;
-                core::mem::replace(there, Waiter { since, ..waiter })
-            });
-            if let Some(until) = displaced.as_ref().and_then(|old| old.until) {
-                self.timeouts.remove(&(until, place));
+            let older_ask = core::mem::replace(&mut there.ask, waiter.ask);
+            if let Some(older) = core::mem::replace(&mut there.until, waiter.until) {
+                self.timeouts.remove(&(older, place));
             }
-            if let Some(until) = until {
-                self.timeouts.insert((until, place));
+            if let Some(newer) = waiter.until {
+                self.timeouts.insert((newer, place));
             }
-            self.count_permit(want, 1);
-            if let Some(old) = &displaced {
-                self.count_permit(old.ask.want, -1);
-            }
-            return Ok(Joined { place, displaced: displaced.map(|old| old.client) });
+            let displaced = core::mem::replace(&mut there.client, waiter.client);
+            self.count_permit(older_ask.want, -1);
+            self.count_permit(waiter.ask.want, 1);
+            return Ok(Joined { place, displaced: Some(displaced) });
         }
         if queue.waiting.len() >= most {
             return Err(Full);
@@ -315,8 +313,10 @@ impl<C> Queues<C> {
     /// Gives up a place: a timeout, a death, a grant.
     pub fn leave(&mut self, place: Place) -> Option<Left<C>> {
         let queue = self.queues.get_mut(place.queue.0)?;
-        let was_head = queue.waiting.first_key_value().is_some_and(|(&number, _)| number == place.number);
-        let waiter = queue.waiting.remove(&place.number)?;
+        let (waiter, was_head) = match queue.waiting.first_entry() {
+            Some(head) if *head.key() == place.number => (head.remove(), true),
+            _ => (queue.waiting.remove(&place.number)?, false),
+        };
         queue.places.remove(&waiter.token);
         self.waiting = self.waiting.saturating_sub(1);
         let last = queue.waiting.is_empty();
@@ -364,9 +364,8 @@ impl<C> Queues<C> {
                 break;
             }
             let grant = lock.grant(&head.token, &head.ask)?;
-            if let Some(left) = self.leave(place) {
-                granted(left.waiter, grant);
-            }
+            let Some(left) = self.leave(place) else { break };
+            granted(left.waiter, grant);
         }
         Ok(())
     }
@@ -420,13 +419,38 @@ impl<C> Queues<C> {
     /// to be given another time.
     pub fn due(&mut self, now: i64) -> Vec<QueueId> {
         let mut due = Vec::new();
-        while let Some(&(when, id)) = self.looks.first() {
-            if when > now {
-                break;
+        while self.looks.first().is_some_and(|&(when, _)| when <= now)
+            && let Some((_, id)) = self.looks.pop_first()
+        {
+            if let Some(queue) = self.queues.get_mut(id.0) {
+                queue.look = None;
             }
-            self.look_at(id, None);
             due.push(id);
         }
         due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Mode;
+
+    #[test]
+    fn the_last_one_out_gives_back_what_a_rush_had_needed() {
+        let mut queues = Queues::new();
+        let mut places = Vec::new();
+        for n in 0..1000_u32 {
+            let ask = Ask { want: Want::Lock(Mode::Exclusive), ttl: 1 };
+            let waiter = Waiter { token: n.to_le_bytes().into(), ask, since: 0, until: Some(1), client: () };
+            places.push(queues.join(n.cast_signed() % 3, &(n / 2).to_le_bytes(), 1000, waiter).unwrap().place);
+        }
+        assert!(queues.queues.capacity() >= 500);
+        for place in places {
+            queues.leave(place).unwrap();
+        }
+        assert_eq!(queues.queues.capacity(), 0);
+        assert!(queues.by_key.is_empty() && queues.timeouts.is_empty() && queues.looks.is_empty());
+        assert_eq!(queues.filter, [0; 256]);
     }
 }

@@ -287,6 +287,69 @@ fn sums_that_come_round_are_no_shorter_for_a_longer_window() {
     assert!(k.aof / 2000 < 60, "without being rewritten again and again: {}", k.aof / 2000);
 }
 
+#[test]
+fn sums_of_one_byte_do_for_a_limit_of_255() {
+    let r = hit(255, 1000);
+    let mut k = Sliding::default();
+    for i in 0..3000 {
+        assert!(k.call(10_000 + 4 * i, &r).allowed);
+    }
+    assert_eq!(k.size(), 8 + 3 * 256);
+    assert!(k.aof / 3000 < 60, "in place: {}", k.aof / 3000);
+}
+
+#[test]
+fn a_log_grows_by_a_quarter_of_its_hits_and_four_at_least() {
+    let mut k = Sliding::default();
+    let mut sizes = vec![];
+    for i in 0..1000 {
+        k.call(10_000 + i, &hit(1000, HOUR));
+        if sizes.last() != Some(&((k.size() - 8) / 5)) {
+            sizes.push((k.size() - 8) / 5);
+        }
+    }
+    let expected = [6, 11, 16, 21, 27, 34, 43, 54, 68, 85, 107, 134, 168, 210, 263, 329, 412, 515, 644, 805, 1001];
+    assert_eq!(sizes, expected);
+}
+
+#[test]
+fn a_longer_window_widens_the_offsets_of_a_live_log() {
+    let mut k = Sliding { lazy: true, ..Sliding::default() };
+    for (window, width) in [(80, 1), (1500, 2), (HOUR, 3), (DAY, 4), (30 * DAY, 5), (1500, 5)] {
+        assert!(k.call(10_000, &hit(100, window)).allowed);
+        assert_eq!(usize::from(k.key.value.as_ref().unwrap()[1] >> 4), width);
+    }
+    assert_eq!(read(k.key.value.as_ref().unwrap()), [(10_000, 6)]);
+    for i in 1..20 {
+        k.call(10_000 + i, &hit(100, 1500));
+        assert_eq!(k.key.value.as_ref().unwrap()[1] >> 4, 5, "callers that alternate do not rewrite it each time");
+    }
+    k.call(20_000, &hit(100, 80));
+    assert_eq!(k.key.value.as_ref().unwrap()[1] >> 4, 1, "until nothing in it counts");
+}
+
+#[test]
+fn a_log_without_a_predecessor_or_a_hit_is_foreign() {
+    let log = |slots: &[u8]| [&[0xf6, 0x11, 0, 0, 0, 0, 0, 0], slots].concat();
+    for foreign in [&[][..], &[1, 0], &[1], &[1, 0, 0, 0], &[0, 0, 1, 1], &[1, 0, 2], &[1, 0, 0, 0, 3, 3]] {
+        assert_eq!(decide(Some(&log(foreign)), 5, &hit(5, 5)), Err(Refusal::Foreign), "{foreign:?}");
+    }
+    assert!(decide(Some(&log(&[1, 0, 2, 1])), 5, &hit(5, 5)).is_ok());
+    for (byte, value) in [(0, 0xf5), (1, 0x01), (1, 0x10), (1, 0x61), (1, 0x15)] {
+        let mut bad = log(&[1; 60]);
+        bad[byte] = value;
+        assert_eq!(decide(Some(&bad), 5, &hit(5, 5)), Err(Refusal::Foreign));
+    }
+}
+
+#[test]
+fn a_damaged_log_keeps_nobody_out_beyond_its_newest_hit() {
+    // Offsets 10, 1, 55, 20: the search takes the last for the newest, the one that has to leave lies after it.
+    let value = [0xf6, 0x11, 0, 0, 0, 0, 0, 0, 10, 0, 1, 5, 55, 9, 20, 9];
+    let v = decide(Some(&value), 60, &hit(1, 100)).unwrap().verdict;
+    assert!(refused(v, 60), "{v:?}");
+}
+
 fn request(dice: &mut Dice, limit: u64, window: u64) -> Request {
     Request {
         limit,
@@ -528,9 +591,16 @@ fn a_log_of_2_to_the_24_hits_is_full_until_two_have_left() {
     let left = decide(Some(&value), newest - entries as i64 + 1 + DAY as i64, &r).unwrap();
     assert!(matches!(left.effect, Effect::Slot { at: 8, .. }));
     assert_eq!(left.verdict.remaining, entries);
-    // Sums that do not fit: the log is rewritten around the hit that joins, and no larger than it may be.
-    let wide = decide(Some(&value), newest, &cost(hit(1 << 32, DAY), (1 << 32) - entries)).unwrap();
-    drop(wide);
+    // A window too wide for the offsets: rewritten around the hit that joins, and still a log.
+    let wide = hit(1 << 25, 3660 * DAY);
+    assert_eq!(decide(Some(&value), newest + 1, &wide), Err(Refusal::LogFull));
+    let Effect::Rebuild { value: rewritten, .. } = decide(Some(&value), newest, &wide).unwrap().effect else {
+        panic!()
+    };
+    assert_eq!(rewritten.len(), 8 + 9 * (entries as usize + 1));
+    let v = decide(Some(&rewritten), newest, &wide).unwrap().verdict;
+    assert_eq!(v.remaining, (1 << 25) - entries - 2);
+    drop(rewritten);
     value.extend_from_slice(&[0; 8]);
     assert_eq!(decide(Some(&value), newest, &r), Err(Refusal::Foreign));
 }
@@ -564,15 +634,19 @@ fn any_log() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// From `now` on some call of one unit passes within a window, and each refusal on the way says when.
+/// From `now` on some call of one unit passes within a window, whoever waits as long as each refusal says.
 fn never_locks(value: &[u8], now: i64, r: &Request) {
     let one = Request { cost: 1, peek: false, ..*r };
-    let now = now.clamp(-(1 << 47) + 2, (1 << 47) - 1 - (1 << 39));
-    let v = decide(Some(value), now, &one).unwrap().verdict;
-    if !v.allowed {
+    let start = now.clamp(-(1 << 47) + 2, (1 << 47) - 1 - (1 << 39));
+    let mut now = start;
+    loop {
+        let v = decide(Some(value), now, &one).unwrap().verdict;
+        if v.allowed {
+            return;
+        }
         assert!((1..=r.window as i64).contains(&v.retry_after), "{v:?} {r:?}");
-        let then = decide(Some(value), now + v.retry_after, &one).unwrap().verdict;
-        assert!(then.allowed, "{v:?} {then:?} {r:?}");
+        now += v.retry_after;
+        assert!(now <= start + r.window as i64, "{v:?} {r:?}");
     }
 }
 
@@ -597,7 +671,11 @@ proptest! {
                     Effect::Slot { at, bytes, .. } => {
                         after[at..at + bytes.as_slice().len()].copy_from_slice(bytes.as_slice());
                     }
-                    Effect::Rebuild { value, .. } => after = value,
+                    Effect::Rebuild { value, .. } => {
+                        let units: u64 = read(&value).iter().map(|h| h.1).sum();
+                        prop_assert_eq!(units, r.limit - d.verdict.remaining, "damage is not carried over");
+                        after = value;
+                    }
                 }
                 prop_assert!(decide(Some(&after), now, &r).is_ok(), "what is written is a log again");
                 never_locks(&after, now, &r);

@@ -99,7 +99,7 @@ pub fn acquire(call: &Call, ask: Ask, block: Option<Timeout>) -> Result<(), Fail
     let Ask { want, ttl } = ask;
     let token = call.text(2)?;
     let mut key = call.open();
-    let mut hold = Hold::new(call, &mut key, call.now_us());
+    let mut hold = Hold::new(call, &mut key);
     let queued = serve(call, &mut hold)?;
     let found = hold.find(token)?;
     let decision = lock::decide(found, want, queued);
@@ -141,7 +141,7 @@ pub fn release(call: &Call, side: Side) -> Result<(), Failure> {
     args::token(call.word(2))?;
     let token = call.text(2)?;
     let mut key = call.open();
-    let mut hold = Hold::new(call, &mut key, call.now_us());
+    let mut hold = Hold::new(call, &mut key);
     let found = side.check(side_of(hold.find(token), side)?)?;
     let released = if lock::release(found) == lock::Release::NotMine {
         if waiters::any() {
@@ -163,7 +163,7 @@ pub fn renew(call: &Call, side: Side) -> Result<(), Failure> {
     let ttl = args::ttl(call.word(3))?;
     let token = call.text(2)?;
     let mut key = call.open();
-    let mut hold = Hold::new(call, &mut key, call.now_us());
+    let mut hold = Hold::new(call, &mut key);
     let queued = serve(call, &mut hold)?;
     let found = side.check(side_of(hold.find(token), side)?)?;
     let renewed = hold.renew(found, token, ttl)?;

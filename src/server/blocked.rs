@@ -114,9 +114,9 @@ unsafe extern "C" fn unblocked_by_command(
     _argc: c_int,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the context is that of the running callback.
         if let Some(client) = Blocked::of(context) {
-            waiters::gave_up(&unsafe { Context::new(context) }, client);
+            // SAFETY: the context is that of the running callback.
+            waiters::gone(&unsafe { Context::new(context) }, client);
         }
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithLongLong)(context, 0) };

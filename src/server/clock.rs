@@ -13,8 +13,9 @@ pub fn cached() -> bool {
 /// Microseconds since 1970: the server's cached time, or on a server without it (Redis 7.0) the system's.
 #[inline]
 pub fn now_us() -> i64 {
-    // SAFETY: see `api!`; the function has no preconditions.
+    // SAFETY: see `api!`.
     match unsafe { raw::RedisModule_CachedMicroseconds } {
+        // SAFETY: the function has no preconditions.
         Some(cached) => unsafe { cached() },
         None => system_us(),
     }

@@ -35,15 +35,18 @@ static VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleCommandInfo
     sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
 };
 
-/// C strings that live until the server has copied them.
+/// What a description points to, until the server has copied it.
 #[derive(Default)]
-struct Texts(Vec<CString>);
+struct Texts {
+    strings: Vec<CString>,
+    choices: Vec<Vec<raw::RedisModuleCommandArg>>,
+}
 
 impl Texts {
     fn keep(&mut self, text: &str) -> *const c_char {
         let text = CString::new(text).unwrap_or_default();
         let start = text.as_ptr(); // the bytes stay where they are when the vector moves its strings
-        self.0.push(text);
+        self.strings.push(text);
         start
     }
 }
@@ -145,6 +148,7 @@ fn argument(arg: &spec::Arg, texts: &mut Texts) -> raw::RedisModuleCommandArg {
             Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
             Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
             Kind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+            Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
         },
         key_spec_index: if matches!(arg.kind, Kind::Key) { 0 } else { -1 },
         token: arg.token.map_or(ptr::null(), |token| texts.keep(token)),
@@ -152,9 +156,19 @@ fn argument(arg: &spec::Arg, texts: &mut Texts) -> raw::RedisModuleCommandArg {
         since: ptr::null(),
         flags: if arg.optional { raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int } else { 0 },
         deprecated_since: ptr::null(),
-        subargs: ptr::null_mut(),
+        subargs: if let Kind::OneOf(words) = arg.kind { choices(words, texts) } else { ptr::null_mut() },
         display_text: ptr::null(),
     }
+}
+
+fn choices(words: &[&'static str], texts: &mut Texts) -> *mut raw::RedisModuleCommandArg {
+    let word = |word: &&'static str| spec::Arg { name: word, kind: Kind::Word, token: Some(word), optional: false };
+    let mut args: Vec<_> = words.iter().map(|name| argument(&word(name), texts)).collect();
+    // SAFETY: all zeros end the list; every field may be zero.
+    args.push(unsafe { core::mem::zeroed() });
+    let start = args.as_mut_ptr(); // they stay where they are when the vector around them moves
+    texts.choices.push(args);
+    start
 }
 
 fn key_flag(word: &str) -> u32 {

@@ -37,7 +37,7 @@ struct Client {
 }
 
 /// A grant whose reply has not gone out.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Grant {
     db: i32,
     key: Arc<[u8]>,
@@ -53,7 +53,8 @@ enum Stage {
 struct State {
     queues: Queues<Client>,
     clients: HashMap<Blocked, Stage, RandomState>,
-    under_way: usize,
+    /// Who has been granted what and not yet told; a token holds a lock once, so a grant tells its client.
+    under_way: HashMap<Grant, Blocked, RandomState>,
     /// Grants whose client died before the reply.
     give_back: Vec<Grant>,
     /// Queues whose keys something has happened to.
@@ -66,7 +67,7 @@ lazy_static::lazy_static! {
     static ref STATE: Mutex<State> = Mutex::new(State {
         queues: Queues::new(),
         clients: HashMap::default(),
-        under_way: 0,
+        under_way: HashMap::default(),
         give_back: Vec::new(),
         touched: BTreeSet::new(),
         every: None,
@@ -124,7 +125,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     state.clients.insert(blocked, Stage::Waits(joined.place));
     if let Some(displaced) = joined.displaced {
         state.dismiss(displaced.blocked, Answer::Integer(0));
-        // What it asks for now, at the head of the queue, may be had at once.
+        // What is asked for now may be had at once, where what was asked for before could not.
         state.touched.insert(joined.place.queue());
         call.context().work_soon();
     }
@@ -141,20 +142,14 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
 /// A holder's token has been granted or renewed again: a grant of it that is under way will not be taken back.
 pub fn confirm(site: &Site, token: &[u8]) {
     let mut state = state();
-    if state.under_way == 0 && state.give_back.is_empty() {
+    if state.under_way.is_empty() && state.give_back.is_empty() {
         return;
     }
-    let (db, key) = (site.db(), site.key());
-    let same = |grant: &Grant| grant.db == db && *grant.key == *key && *grant.token == *token;
-    state.give_back.retain(|grant| !same(grant));
-    let confirmed: Vec<Blocked> = state
-        .clients
-        .iter()
-        .filter(|(_, stage)| matches!(stage, Stage::UnderWay(grant) if same(grant)))
-        .map(|(&client, _)| client)
-        .collect();
-    for client in confirmed {
-        state.delivered(client);
+    let grant = Grant { db: site.db(), key: site.key().into(), token: token.into() };
+    state.give_back.retain(|given| *given != grant);
+    if let Some(client) = state.under_way.remove(&grant) {
+        state.clients.remove(&client);
+        state.count();
     }
 }
 
@@ -215,12 +210,8 @@ pub fn delivered(client: Blocked) {
     }
 }
 
-/// CLIENT UNBLOCK: the wait ends as by its timeout. The server replies.
-pub fn gave_up(context: &Context, client: Blocked) {
-    gone(context, client);
-}
-
-/// A client is gone: out of the queue with it, and a grant on its way to it goes back.
+/// A client waits no more, for it is gone, or CLIENT UNBLOCK has ended its wait: out of the queue with it. A grant on its way
+/// to it goes back.
 pub fn gone(context: &Context, client: Blocked) {
     let mut state = state();
     match state.clients.remove(&client) {
@@ -231,7 +222,7 @@ pub fn gone(context: &Context, client: Blocked) {
             }
         }
         Some(Stage::UnderWay(grant)) => {
-            state.under_way = state.under_way.saturating_sub(1);
+            state.under_way.remove(&grant);
             state.give_back.push(grant);
         }
         None => return, // its end has come already
@@ -292,6 +283,10 @@ pub fn work(context: &Context) {
 /// The timer: timeouts, leases that have ended, and what is to be tried again.
 pub fn tick(context: &Context) {
     let mut state = state();
+    // A lease that ended before a timeout goes to who still waits.
+    for id in state.queues.due(server::now_us().div_euclid(1000)) {
+        state.look(context, id, true);
+    }
     for place in state.queues.timed_out(monotonic_ms()) {
         let Some(left) = state.queues.leave(place) else { continue };
         state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
@@ -300,10 +295,21 @@ pub fn tick(context: &Context) {
             state.touched.insert(place.queue());
         }
     }
-    for id in state.queues.due(server::now_us().div_euclid(1000)) {
-        state.look(context, id, true);
-    }
     state.work(context);
+}
+
+/// How late the timer may be before it is taken for one that a change of the clock has put off.
+const LATE_MS: i64 = 15;
+
+/// Is the timer late?
+pub fn check() {
+    let state = state();
+    let is_late = |when: Option<i64>, now: i64| when.is_some_and(|when| when.saturating_add(LATE_MS) < now);
+    if is_late(state.queues.next_timeout(), monotonic_ms())
+        || is_late(state.queues.next_look(), server::now_us().div_euclid(1000))
+    {
+        server::arm_anew();
+    }
 }
 
 impl State {
@@ -314,8 +320,8 @@ impl State {
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
             let grant = Grant { db, key: Arc::clone(&key), token: waiter.token };
-            clients.insert(client, Stage::UnderWay(grant));
-            *under_way = under_way.saturating_add(1);
+            clients.insert(client, Stage::UnderWay(grant.clone()));
+            under_way.insert(grant, client);
             client.answer(Answer::Integer(fence));
             let counters = stats::of(waiter.ask.want);
             stats::bump(&counters.grants);
@@ -335,9 +341,9 @@ impl State {
     }
 
     fn delivered(&mut self, client: Blocked) {
-        if matches!(self.clients.get(&client), Some(Stage::UnderWay(_))) {
+        if let Some(Stage::UnderWay(grant)) = self.clients.get(&client) {
+            self.under_way.remove(grant);
             self.clients.remove(&client);
-            self.under_way = self.under_way.saturating_sub(1);
             self.count();
         }
     }
@@ -372,7 +378,7 @@ impl State {
         }
         let token = Text::new(&grant.token);
         let mut key = site.open();
-        let hold = Hold::new(site, &mut key, site.now_us());
+        let hold = Hold::new(site, &mut key);
         if let Ok(found) = hold.find(token.lend()) {
             let _ = hold.release(found, token.lend(), |hold| {
                 let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
@@ -391,20 +397,19 @@ impl State {
     fn look(&mut self, context: &Context, id: QueueId, expired: bool) {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return };
         context.at(db, &key, |site| {
-            let now_us = site.now_us();
             let again = match site.gate() {
                 Gate::Paused => PAUSED_MS,
                 Gate::Shut => SHUT_MS,
                 Gate::Elsewhere => return self.send_on(id, &site.redirection()),
                 Gate::Open => {
                     let mut key = site.open();
-                    let mut hold = Hold::new(site, &mut key, now_us);
+                    let mut hold = Hold::new(site, &mut key);
                     // What keeps a lock from being read, as a key of another type does, keeps its waiters as well.
                     let _ = self.serve(id, &mut hold, expired);
                     return;
                 }
             };
-            self.queues.look_at(id, Some(now_us.div_euclid(1000).saturating_add(again)));
+            self.queues.look_at(id, Some(site.now_us().div_euclid(1000).saturating_add(again)));
         });
     }
 
@@ -433,10 +438,10 @@ impl State {
         let permits = self.queues.waiting_for_permits();
         stats::set(&stats::LOCK.waiters, waiting.saturating_sub(permits));
         stats::set(&stats::SEM.waiters, permits);
-        let busy = waiting.saturating_add(self.under_way).saturating_add(self.give_back.len());
+        let busy = waiting.saturating_add(self.under_way.len()).saturating_add(self.give_back.len());
         if busy == 0 && BUSY.load(Relaxed) > 0 {
             // The last one out gives back what a rush had needed.
-            self.clients = HashMap::default();
+            (self.clients, self.under_way) = (HashMap::default(), HashMap::default());
             server::stop_listening();
         }
         BUSY.store(busy, Relaxed);

@@ -378,7 +378,7 @@ fn free_port() -> u16 {
 }
 
 /// Where cargo puts what it builds.
-fn target_dir() -> PathBuf {
+pub fn target_dir() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
@@ -394,7 +394,7 @@ fn server_program() -> PathBuf {
 }
 
 /// SLUICE_CLI, or the one beside the server, or the one in the PATH.
-fn cli_program() -> PathBuf {
+pub fn cli_program() -> PathBuf {
     if let Some(given) = std::env::var_os("SLUICE_CLI") {
         return given.into();
     }
