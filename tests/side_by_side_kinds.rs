@@ -39,7 +39,7 @@ fn compare(mut pair_of_calls: impl FnMut(&mut StdRng) -> (Vec<Vec<u8>>, Vec<Vec<
     let seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     println!("SEED={seed} replays it");
     let mut rng = StdRng::seed_from_u64(seed);
-    let server = SERVER.with(|server| std::rc::Rc::clone(server));
+    let server = SERVER.with(std::rc::Rc::clone);
     let (mut client, mut compared) = (server.client(), 0);
     for _ in 0..8 {
         let begun = server.now_ms();
