@@ -436,7 +436,8 @@ fn counters_tell_locks_of_every_kind_from_semaphores() {
     assert_eq!(read("sem"), [0; 6]);
     client.call(&words("LOCK.RELEASE r tA"));
     client.call(&words("LOCK.RELEASE r tA"));
-    (b.fence(), c.fence());
+    b.fence();
+    c.fence();
     assert_eq!(read("lock"), [6, 1, 2, 0, 1, 0], "each of the readers let in is a hand-over");
     granted(&mut client, "SEM.ACQUIRE p tA 270m 1");
     assert_eq!(int(&mut client, "SEM.ACQUIRE p tB 270m 1"), 0);

@@ -155,10 +155,10 @@ fn check(held: &mut [Held]) {
     for (at, one) in held.iter().enumerate() {
         // Those who begin while this one holds, and all who held when this one was granted.
         for other in held[at + 1..].iter().take_while(|other| other.from < one.to) {
-            let apart = match (one.kind, other.kind) {
-                (Kind::Writer, Kind::Writer | Kind::Reader) | (Kind::Reader, Kind::Writer) => true,
-                _ => false,
-            };
+            let apart = matches!(
+                (one.kind, other.kind),
+                (Kind::Writer, Kind::Writer | Kind::Reader) | (Kind::Reader, Kind::Writer)
+            );
             let (a, b) = (&one.token, &other.token);
             assert!(!(apart && together(one, other)), "{a} and {b} at once: {one:?} {other:?}");
         }
@@ -168,6 +168,10 @@ fn check(held: &mut [Held]) {
                 matches!(other.kind, Kind::Permit { .. }) && other.from < one.asked && other.to > one.from
             });
             let others = there.by_ref().take(10).count();
+            // And with no call's limit above three there are never more, all told.
+            let now =
+                held[..at].iter().filter(|other| matches!(other.kind, Kind::Permit { .. }) && other.to > one.from);
+            assert!(now.count() < 3, "more than three hold at the time of {}", one.token);
             assert!(others < limit, "{} was granted with {others} others at a limit of {limit}: {one:?}", one.token);
         }
     }
