@@ -125,15 +125,18 @@ pub fn ends_at(server: &Server, key: &str, token: &str) -> i64 {
     whole.parse().unwrap()
 }
 
+/// The server's clock, Unix time in ms.
+#[track_caller]
+pub fn now_ms(client: &mut Client) -> i64 {
+    let time: Vec<i64> = client.call(&["TIME"]).array().iter().map(|n| n.text().parse().unwrap()).collect();
+    time[0] * 1000 + time[1] / 1000
+}
+
 /// Waits until the server's clock is past that millisecond.
 #[track_caller]
 pub fn wait_past(server: &Server, at: i64) {
     let mut client = server.client();
-    let now = || {
-        let time: Vec<i64> = client.call(&["TIME"]).array().iter().map(|n| n.text().parse().unwrap()).collect();
-        time[0] * 1000 + time[1] / 1000
-    };
-    wait_for(ms(30_000), "the server's clock gets there", now, |now| *now > at);
+    wait_for(ms(30_000), "the server's clock gets there", || now_ms(&mut client), |now| *now > at);
 }
 
 /// All that a change of any kind would leave behind.
