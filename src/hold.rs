@@ -179,22 +179,17 @@ impl<'k, 'c> Hold<'k, 'c> {
                 self.set_holds(token, holds)?;
                 if let Some(deadline) = lease::prolonged(self.key.deadline(), self.now(), ttl) {
                     self.set_deadline(deadline)?;
-                    self.site.changed(&[Event::HIncrBy, Event::Expire]);
-                } else {
-                    self.site.changed(&[Event::HIncrBy]);
                 }
+                self.site.changed(&[Event::HIncrBy, Event::Expire]);
             }
             (Decision::Reentrant { holds }, _) => {
                 let deadline = self.at_least(found, token, wanted);
                 self.make_way()?;
                 self.set_holds(token, holds)?;
-                match deadline {
-                    Some(deadline) => {
-                        self.set_deadline(deadline)?;
-                        self.site.changed(&[Event::HIncrBy, Event::Expire]);
-                    }
-                    None => self.site.changed(&[Event::HIncrBy]),
+                if let Some(deadline) = deadline {
+                    self.set_deadline(deadline)?;
                 }
+                self.site.changed(&[Event::HIncrBy, Event::Expire]);
             }
             (Decision::First, _) => {
                 let deadline = self.at_least(found, token, wanted).unwrap_or(wanted);
@@ -326,11 +321,8 @@ impl<'k, 'c> Hold<'k, 'c> {
         }
         self.add(token, family, deadline)?;
         self.prune()?;
-        if self.follow_last()? {
-            self.site.changed(&[Event::ZAdd, Event::Expire]);
-        } else {
-            self.site.changed(&[Event::ZAdd]);
-        }
+        self.follow_last()?;
+        self.site.changed(&[Event::ZAdd, Event::Expire]);
         Ok(())
     }
 
@@ -356,14 +348,10 @@ impl<'k, 'c> Hold<'k, 'c> {
         self.site.replicate_zrem_up_to(&score_text(family, deadline))
     }
 
-    /// The key lives as long as its last holder. Says whether its deadline had to move.
-    fn follow_last(&mut self) -> Result<bool, Failure> {
+    /// The key lives as long as its last holder.
+    fn follow_last(&mut self) -> Result<(), Failure> {
         let (_, _, last) = ends(self.key)?;
-        if self.key.deadline() == Some(last) {
-            return Ok(false);
-        }
-        self.set_deadline(last)?;
-        Ok(true)
+        if self.key.deadline() == Some(last) { Ok(()) } else { self.set_deadline(last) }
     }
 }
 

@@ -343,7 +343,7 @@ fn events_of_shared_locks_are_those_of_the_plain_commands() {
     let mut ears = Ears::on(&server, "k");
     for (command, events) in [
         ("LOCK.ACQUIRE k r1 270m SHARED", &["zadd", "expire"][..]),
-        ("LOCK.ACQUIRE k r2 10m SHARED", &["zadd"]), // the key's end stays
+        ("LOCK.ACQUIRE k r2 10m SHARED", &["zadd", "expire"]),
         ("LOCK.ACQUIRE k r3 272m SHARED", &["zadd", "expire"]),
         ("LOCK.ACQUIRE k r3 1m SHARED", &[]),
         ("LOCK.ACQUIRE k w 1m", &[]),
