@@ -87,21 +87,26 @@ impl<'k, 'c> Hold<'k, 'c> {
 
     fn find_among(&self, token: Lent<'_>) -> Result<Found, Failure> {
         let now = self.now();
-        let (family, first, last) = ends(self.key)?;
         let mine = match self.key.score(token) {
             None => None,
-            Some(score) => match lock::score(score) {
-                Some((found, deadline)) if found == family => Some(deadline),
-                _ => return Err(Failure::NoLock),
-            },
+            Some(score) => Some(lock::score(score).ok_or(Failure::NoLock)?),
         };
+        let alone = self.key.len() == 1;
+        let (family, first, last) = match mine {
+            Some((family, deadline)) if alone => (family, deadline, deadline),
+            _ => ends(self.key)?,
+        };
+        if mine.is_some_and(|(found, _)| found != family) {
+            return Err(Failure::NoLock);
+        }
         if last < now {
             self.stale.set(true);
             return Ok(Found::Free);
         }
-        let mine = mine.is_some_and(|deadline| deadline >= now);
+        let mine = mine.is_some_and(|(_, deadline)| deadline >= now);
         match family {
             Family::Semaphore => Ok(Found::Permits { mine, held: self.live(first, family)? }),
+            Family::Shared if mine && alone => Ok(Found::Shared { mine, others: false }),
             Family::Shared => {
                 let mut others = false;
                 self.key.members(Order::Down, f64::INFINITY, |member, score| {
