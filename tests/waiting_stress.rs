@@ -480,9 +480,14 @@ fn sixty_four_clients_in_trouble_keep_every_promise() {
     let server = Server::builder()
         .args(&["--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"])
         .start();
+    // What the server itself has not given back yet is gone after a while: the least of some looks.
     let used = || {
         server.call(&["FLUSHALL"]);
-        server.info_int("memory", "used_memory")
+        let look = |_| {
+            std::thread::sleep(ms(50));
+            server.info_int("memory", "used_memory")
+        };
+        (0..20).map(look).min().unwrap()
     };
     let settle = || {
         wait_for(SOON, "nobody waits", || (waiters(&server), server.blocked_clients()), |n| *n == (0, 0));
@@ -500,8 +505,11 @@ fn sixty_four_clients_in_trouble_keep_every_promise() {
     println!("{sum:?}, lost {} ms", history.lost.iter().map(|(a, b)| b - a).sum::<u64>() / 1000);
     assert!(sum.received > 200, "too little happened: {sum:?}");
     assert!(sum.gone > 10 && sum.in_vain > 10, "too little went wrong: {sum:?}");
-    // A grant, its box and its place are some hundred bytes: one lost in a hundred would show.
-    wait_for(SOON, "the memory is back", used, |after| *after < before + 65_536);
+    let after = used();
+    println!("used memory {before} before, {after} after");
+    // The smallest thing that a wait needs takes 32 bytes: one lost in two waits would show.
+    let waits = i64::try_from(sum.grants + sum.in_vain).unwrap();
+    assert!(after < before + 8_192 + waits * 16, "{before} bytes before, {after} after {waits} waits");
     assert_eq!(server.info_int("sluice", "sluice_internal_errors"), 0);
     assert_eq!(server.info_int("sluice", "sluice_lock_waiters"), 0);
 }
