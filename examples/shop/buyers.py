@@ -1,8 +1,8 @@
 """The crowd: buyers who come, are refused, and come back.
 
-    patient   waits Retry-After and a random time on top, which doubles with each try
-    hammerer  sends again at once, 20 times at most, then behaves
-    storming  sends again at once, until the sale is over
+patient   waits Retry-After and a random time on top, which doubles with each try
+hammerer  sends again at once, 20 times at most, then behaves
+storming  sends again at once, until the sale is over
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ratelimit import come_back_after
 
 ANSWERS = {200: "paid", 402: "declined", 409: "last ones in hand", 410: "sold out", 503: "busy"}
 FINAL = ("paid", "declined", "sold out")
+SERVED = ("paid", "declined")
 TIMEOUT = 3.0  # seconds for an answer
 
 
@@ -30,7 +31,7 @@ class Outcome:
     buyers: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     by_second: dict[str, Counter[int]] = field(default_factory=dict)
-    took: list[float] = field(default_factory=list)
+    took: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     most_in_flight: int = 0
 
     def saw(self, what: str, took: float | None) -> None:
@@ -38,13 +39,18 @@ class Outcome:
         self.answers[what] += 1
         self.by_second.setdefault(what, Counter())[int(now)] += 1
         if took is not None:
-            self.took.append(took)
+            self.took[what in SERVED].append(took)
         if what == "sold out" and not self.sold_out_after:
             self.sold_out_after = now
 
-    def percentile(self, share: float) -> float:
-        """In ms."""
-        took = sorted(self.took)
+    @property
+    def peak(self) -> int:
+        """Requests in the second that had most."""
+        return max(sum(self.by_second.values(), Counter()).values(), default=0)
+
+    def percentile(self, share: float, served: bool) -> float:
+        """How long an answer took, in ms: to those who were served, or to those who were sent away."""
+        took = sorted(self.took[served])
         return 1000 * took[min(len(took) - 1, int(share * len(took)))] if took else 0.0
 
 
@@ -103,7 +109,7 @@ class Wire:
             text = (await reader.readexactly(int(fields["Content-Length"]))).decode()
         except BaseException as error:
             writer.close()
-            if isinstance(error, EOFError):
+            if isinstance(error, asyncio.IncompleteReadError):
                 raise ConnectionResetError from error
             raise
         self.idle[port].append((reader, writer))
@@ -126,12 +132,13 @@ class Crowd:
     storming: bool = False
     hammerers: float = 0.02
     impatient_clicks: float = 0.05
-    at_once: int = 1000
+    at_once: int = 300
     longest: float = 300.0  # seconds, whatever happens
 
     async def run(self, ports: list[int], sku: str) -> Outcome:
         self.wire, self.outcome, self.path = Wire(ports, self.at_once), Outcome(), f"/buy/{sku}"
         self.deadline = time.monotonic() + self.longest
+        self.in_flight = 0
         coming: set[asyncio.Task[None]] = set()
         for n in range(self.buyers):
             ahead = self.outcome.began + n / self.a_second - time.monotonic()
@@ -161,14 +168,16 @@ class Crowd:
     async def shop(self, buyer: str, order: str, hammers: int = 0) -> str:
         tries = 0
         while time.monotonic() < self.deadline:
+            began = time.monotonic()  # before the wait for a slot, which is part of what a crowd does to its buyers
             async with self.wire.slots:
-                in_flight = self.at_once - self.wire.slots._value
-                self.outcome.most_in_flight = max(self.outcome.most_in_flight, in_flight)
-                began = time.monotonic()
+                self.in_flight += 1
+                self.outcome.most_in_flight = max(self.outcome.most_in_flight, self.in_flight)
                 try:
                     status, text, retry_after = await self.wire.post(f"{self.path}?order={order}&buyer={buyer}")
                 except (OSError, TimeoutError, asyncio.TimeoutError):
                     status, text, retry_after = 0, "", 0.0
+                finally:
+                    self.in_flight -= 1
             took = time.monotonic() - began if status else None
             what = f"refused: {text}" if status == 429 else ANSWERS.get(status, "no answer")
             self.outcome.saw(what, took)

@@ -11,6 +11,7 @@ served. Give the client a `socket_timeout` longer than `wait`, or it gives up ea
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -32,8 +33,10 @@ class LockLost(Exception):
 
 def seconds(duration: str) -> float:
     """A duration as sluice writes it, `250ms` or `30s`. A number without a unit is refused."""
-    number = duration.rstrip("mshd")
-    return int(number) * UNITS[duration[len(number) :]]
+    match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d)", duration)
+    if not match:
+        raise ValueError("a duration is a whole number and a unit: ms, s, m, h, d")
+    return int(match[1]) * UNITS[match[2]]
 
 
 class Lock:

@@ -35,6 +35,7 @@ from store import DONE, NothingLeft, Stale, Store
 PER_BUYER = Sliding(5, "10s")
 PER_SKU = Bucket(100, 20, "1s")
 LEASE, WAIT = "1s", "2s"
+NOTHING_LEFT = "the last ones are being paid for"
 NO_MODULE = "the server has no sluice; load it with: redis-server --loadmodule target/release/libsluice.so"
 
 
@@ -82,16 +83,24 @@ class Shop:
                 if not decision.allowed:
                     return refused("sku", decision)
             work = asyncio.get_running_loop().run_in_executor(self.threads, self.place, order, sku, buyer)
-            return self.done(await work)
-        except NothingLeft:
-            return answer(409, "the last ones are being paid for", 1)
-        except (NotAcquired, LockLost, Stale) as error:
-            self.store.count(type(error).__name__)
-            return answer(503, "this order is being worked on", 1)
+            state = await work
+            if state in DONE:
+                return self.done(state)
+            return answer(409 if state == NOTHING_LEFT else 503, state, 1)
         except redis.RedisError:
             return answer(503, "no answer from the limits or the locks", 1)  # closed, rather than without them
 
     def place(self, order: str, sku: str, buyer: str) -> str:
+        """The state of the order, or why there is none yet."""
+        try:
+            return self.work(order, sku, buyer)
+        except NothingLeft:
+            return NOTHING_LEFT
+        except (NotAcquired, LockLost, Stale) as error:
+            self.store.count(type(error).__name__)
+            return "this order is being worked on"
+
+    def work(self, order: str, sku: str, buyer: str) -> str:
         with Lock(self.locks, f"{self.settings.prefix}:order:{order}", ttl=LEASE, wait=WAIT) as lock:
             self.fault()
             state = self.store.reserve(order, sku, buyer, lock.fence)
@@ -114,8 +123,9 @@ class Shop:
             return
         if kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
+        with self.store.writing:  # not in the middle of another thread's transaction, which would stop the whole shop
+            subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def is_over(self, sku: str) -> bool:
         if sku not in self.over and self.store.is_sold_out(sku):

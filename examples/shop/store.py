@@ -55,6 +55,7 @@ class Store:
     def __init__(self, path: str) -> None:
         self._path = path
         self._local = threading.local()
+        self.writing = threading.Lock()  # SQLite has one writer; the threads of a process need not race for it
 
     @classmethod
     def create(cls, path: str, stock: dict[str, int], faults: dict[str, int] | None = None) -> Store:
@@ -78,16 +79,17 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            yield db
-        except Stale:
-            db.execute("COMMIT")  # nothing was changed but the count of refusals
-            raise
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+        with self.writing:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+            except Stale:
+                db.execute("COMMIT")  # nothing was changed but the count of refusals
+                raise
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
 
     def close(self) -> None:
         self._db.close()
@@ -146,8 +148,7 @@ class Store:
                 raise Stale
             column = "sold" if accepted else "left"
             db.execute(
-                f"UPDATE stock SET {column} = {column} + 1"
-                " WHERE sku = (SELECT sku FROM orders WHERE number = ?)",
+                f"UPDATE stock SET {column} = {column} + 1 WHERE sku = (SELECT sku FROM orders WHERE number = ?)",
                 (number,),
             )
             self._note(db, number, state, 0 if accepted else 1, fence)
@@ -169,9 +170,7 @@ class Store:
         return dict(self._db.execute("SELECT what, n FROM counts").fetchall())
 
     def summary(self, sku: str) -> dict[str, int]:
-        total, left, sold = self._db.execute(
-            "SELECT total, left, sold FROM stock WHERE sku = ?", (sku,)
-        ).fetchone()
+        total, left, sold = self._db.execute("SELECT total, left, sold FROM stock WHERE sku = ?", (sku,)).fetchone()
         states = dict(self._db.execute("SELECT state, count(*) FROM orders GROUP BY state").fetchall())
         return {"total": total, "left": left, "sold": sold} | {
             state: states.get(state, 0) for state in ("reserved", "paid", "declined")
