@@ -160,7 +160,7 @@ class Crowd:
         if not self.storming and random.random() < self.impatient_clicks:
             # Two clicks, one order.
             results = await asyncio.gather(self.shop(buyer, order), self.shop(buyer, order))
-            result = min(results, key=lambda result: (FINAL + ("gave up",)).index(result))
+            result = min(results, key=lambda result: (*FINAL, "gave up").index(result))
         else:
             result = await self.shop(buyer, order, hammers=20 if random.random() < self.hammerers else 0)
         self.outcome.buyers[result] += 1

@@ -249,8 +249,8 @@ def server(program: str, module: Path) -> Iterator[int]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="sluice-shop-") as folder:
         process = subprocess.Popen(
-            [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
-            + ["--logfile", "server.log", "--loadmodule", str(module.resolve())]
+            [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder, "--logfile", "server.log"]
+            + ["--loadmodule", str(module.resolve())]
         )
         try:
             deadline = time.monotonic() + 20

@@ -116,7 +116,7 @@ class Store:
                 )
                 if not changed.rowcount:
                     self._count(db, "older fence refused")
-                    raise Stale
+                    raise Stale from None
                 self._note(db, number, "taken over", 0, fence)
                 return str(db.execute("SELECT state FROM orders WHERE number = ?", (number,)).fetchone()[0])
             taken = db.execute("UPDATE stock SET left = left - 1 WHERE sku = ? AND left > 0", (sku,))

@@ -43,17 +43,15 @@ def test_a_bucket_refills_evenly_and_not_above_its_capacity(client: redis.Redis,
 
 
 def test_a_sliding_window_lets_its_limit_through_in_any_window(client: redis.Redis, key: str) -> None:
-    window, began = Sliding(3, "1s"), time.monotonic()
+    window = Sliding(3, "3s")
     assert check(client, key, window).allowed
-    time.sleep(0.5)
+    time.sleep(1.5)
     assert admitted(client, key, window, 10) == 2
     refused = check(client, key, window)
-    assert 0 < refused.retry_after_ms <= 1000 - 500
+    assert 0 < refused.retry_after_ms <= 1500
     # The first hit leaves, and only that one: at the edge of a fixed window all three would be back.
     time.sleep(refused.retry_after_ms / 1000)
-    assert time.monotonic() - began >= 1.0
-    if time.monotonic() - began < 1.4:
-        assert admitted(client, key, window, 10) == 1
+    assert admitted(client, key, window, 10) == 1
 
 
 def test_a_sliding_window_is_as_new_when_its_newest_hit_has_left(client: redis.Redis, key: str) -> None:
