@@ -41,7 +41,7 @@ class Sale:
     accept: float = 1.0
     kills: int = 0
     stops: int = 0
-    fault_rate: float = 0.015
+    fault_rate: float = 0.05
     workers: int = 3
     folder: Path = Path(tempfile.gettempdir())
 
@@ -249,7 +249,19 @@ def server(program: str, module: Path) -> Iterator[int]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="sluice-shop-") as folder:
         process = subprocess.Popen(
-            [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder, "--logfile", "server.log"]
+            [
+                program,
+                "--port",
+                str(port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--dir",
+                folder,
+                "--logfile",
+                "server.log",
+            ]
             + ["--loadmodule", str(module.resolve())]
         )
         try:
@@ -278,7 +290,7 @@ def main() -> int:
 
     with server(options.server, options.module) as port, tempfile.TemporaryDirectory() as folder:
         crowd = Crowd(options.buyers, options.arrivals, at_once=options.at_once)
-        sale = asyncio.run(run(Sale(port, crowd, accept=0.25, kills=10, stops=5, folder=Path(folder))))
+        sale = asyncio.run(run(Sale(port, crowd, accept=0.25, kills=6, stops=3, folder=Path(folder))))
         print("\n".join(report(sale)), flush=True)
         results = [sale]
         if options.compare:

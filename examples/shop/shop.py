@@ -18,6 +18,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from store import DONE, NothingLeft, Stale, Store
 PER_BUYER = Sliding(5, "10s")
 PER_SKU = Bucket(100, 20, "1s")
 LEASE, WAIT = "1s", "2s"
+FAULTS_APART = 1.5  # seconds
 NOTHING_LEFT = "the last ones are being paid for"
 NO_MODULE = "the server has no sluice; load it with: redis-server --loadmodule target/release/libsluice.so"
 
@@ -59,7 +61,7 @@ class Shop:
         # The limits are not to be sent twice, so this client never sends again by itself.
         self.limits = redis.asyncio.Redis.from_pool(
             redis.asyncio.BlockingConnectionPool(
-                port=settings.redis_port, max_connections=64, timeout=5, retry=AsyncRetry(NoBackoff(), 0)
+                port=settings.redis_port, max_connections=16, timeout=5, retry=AsyncRetry(NoBackoff(), 0)
             )
         )
         self.locks = redis.Redis(port=settings.redis_port, socket_timeout=5)
@@ -119,12 +121,12 @@ class Shop:
         if random.random() >= self.settings.fault_rate:
             return
         kind = random.choice(["killed", "stopped"])
-        if not self.store.take_fault(kind):
+        if not self.store.take_fault(kind, apart=FAULTS_APART):
             return
         if kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         with self.store.writing:  # not in the middle of another thread's transaction, which would stop the whole shop
-            subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
+            subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()} 2>/dev/null"])
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def is_over(self, sku: str) -> bool:
@@ -153,6 +155,7 @@ def main() -> None:
         client.execute_command("LOCK.INFO", "shop")
     except redis.ResponseError as error:
         raise SystemExit(NO_MODULE) from error
+    sys.setswitchinterval(0.0005)  # those who are only sent away need not wait long for the threads at work
     app = web.Application()
     app.router.add_post("/buy/{sku}", Shop(settings).buy)
     web.run_app(app, host="127.0.0.1", port=settings.port, access_log=None, print=None, backlog=2048)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ CREATE UNIQUE INDEX a_charge_once ON charges (number);
 -- Every step, in the order it happened: for the audit, nothing reads it otherwise.
 CREATE TABLE journal (number TEXT NOT NULL, step TEXT NOT NULL, change INTEGER NOT NULL, fence INTEGER NOT NULL);
 CREATE TABLE counts (what TEXT PRIMARY KEY, n INTEGER NOT NULL);
-CREATE TABLE faults (kind TEXT PRIMARY KEY, left INTEGER NOT NULL);
+CREATE TABLE faults (kind TEXT PRIMARY KEY, left INTEGER NOT NULL, last REAL NOT NULL);
 """
 
 DONE = ("paid", "declined")
@@ -65,7 +66,7 @@ class Store:
             for sku, total in stock.items():
                 db.execute("INSERT INTO stock (sku, total, left) VALUES (?, ?, ?)", (sku, total, total))
             for kind, left in (faults or {}).items():
-                db.execute("INSERT INTO faults VALUES (?, ?)", (kind, left))
+                db.execute("INSERT INTO faults VALUES (?, ?, ?)", (kind, left, time.time()))
         return store
 
     @property
@@ -154,10 +155,15 @@ class Store:
             self._note(db, number, state, 0 if accepted else 1, fence)
         return state
 
-    def take_fault(self, kind: str) -> bool:
-        """One of the faults that were ordered for this sale, if there is one left."""
+    def take_fault(self, kind: str, apart: float) -> bool:
+        """One of the faults that were ordered for this sale, if there is one left and none was taken a moment ago."""
         with self._transaction() as db:
-            taken = db.execute("UPDATE faults SET left = left - 1 WHERE kind = ? AND left > 0", (kind,))
+            now = time.time()
+            taken = db.execute(
+                "UPDATE faults SET left = left - 1, last = ?"
+                " WHERE kind = ? AND left > 0 AND (SELECT max(last) FROM faults) < ?",
+                (now, kind, now - apart),
+            )
             if taken.rowcount:
                 self._count(db, f"worker {kind}")
             return bool(taken.rowcount)
