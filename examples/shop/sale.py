@@ -152,6 +152,7 @@ def report(result: Result) -> list[str]:
     """What happened, in a screen."""
     outcome, books, counts, server = result.outcome, result.books, Counter(result.counts), result.server
     answers = outcome.answers
+    come_again = answers["busy"] + answers["last ones in hand"]
     right = "the books are right" if not result.wrong else "THE BOOKS ARE WRONG: " + "; ".join(result.wrong)
     lines = [
         f"{sum(outcome.buyers.values()):,} buyers, {result.sale.phones} phones, {result.seconds:.0f} s;"
@@ -164,8 +165,7 @@ def report(result: Result) -> list[str]:
         f"    refused by the SKU's bucket{answers['refused: sku']:>8,}   RL.BUCKET, 100 at once, 20 a second;"
         f" it let {server['sluice_rl_bucket_allowed']:,} through",
         f"    told that it is sold out   {answers['sold out']:>8,}",
-        f"    told to come again         {answers['busy'] + answers['last ones in hand']:>8,}   the order or the last phones"
-        " are in other hands",
+        f"    told to come again         {come_again:>8,}   the order or the last phones are in other hands",
         f"    without an answer          {answers['no answer']:>8,}   the worker was killed or stopped",
         f"  workers killed, stopped      {counts['worker killed']:>4},{counts['worker stopped']:>3}"
         "   in mid-order, with the lock in hand",

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -148,6 +149,19 @@ def refused(layer: str, decision: Decision) -> web.Response:
     return web.Response(status=429, text=layer, headers=decision.headers(layer))
 
 
+async def mind_parent(app: web.Application) -> AsyncIterator[None]:
+    """A worker does not outlive the sale that started it, however that ended."""
+
+    async def mind(parent: int) -> None:
+        while os.getppid() == parent:
+            await asyncio.sleep(1)
+        os._exit(1)
+
+    task = asyncio.create_task(mind(os.getppid()))
+    yield
+    task.cancel()
+
+
 def main() -> None:
     settings = Settings()
     client = redis.Redis(port=settings.redis_port)
@@ -157,6 +171,7 @@ def main() -> None:
         raise SystemExit(NO_MODULE) from error
     sys.setswitchinterval(0.0005)  # those who are only sent away need not wait long for the threads at work
     app = web.Application()
+    app.cleanup_ctx.append(mind_parent)
     app.router.add_post("/buy/{sku}", Shop(settings).buy)
     web.run_app(app, host="127.0.0.1", port=settings.port, access_log=None, print=None, backlog=2048)
 

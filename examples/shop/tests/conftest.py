@@ -34,7 +34,7 @@ def key() -> str:
 
 @pytest.fixture
 def stopped(client: redis.Redis) -> Callable[[], AbstractContextManager[None]]:
-    """`with stopped():` the server's process stands still, as in a long pause. Only for a server that is there for it."""
+    """`with stopped():` the server stands still, as in a long pause. Only for one that is there for it."""
     if os.environ.get("SHOP_REDIS_MAY_STOP") != "1":
         pytest.skip("SHOP_REDIS_MAY_STOP is not 1")
     pid = client.info("server")["process_id"]
