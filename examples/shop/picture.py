@@ -13,6 +13,7 @@ COLOURS = {
     "refused: buyer": "#c2452d",
     "sold out": "#b8bec6",
 }
+LABELS = {"refused: sku": "refused by the bucket", "refused: buyer": "refused by the buyer's window"}
 INK, FAINT = "#30363d", "#d7dbe0"
 
 
@@ -44,8 +45,9 @@ def draw(panels: Iterable[list[Panel]], width: int = 900, height: int = 190) -> 
     for name, colour in COLOURS.items():
         if name in used:
             out.append(f'<rect x="{x:.0f}" y="14" width="12" height="12" fill="{colour}"/>')
-            out.append(f'<text x="{x + 18:.0f}" y="24">{escape(name)}</text>')
-            x += 46 + 7 * len(name)
+            label = LABELS.get(name, name)
+            out.append(f'<text x="{x + 18:.0f}" y="24">{escape(label)}</text>')
+            x += 46 + 7 * len(label)
     for index, row in enumerate(rows):
         each = width / len(row)
         for column, panel in enumerate(row):

@@ -40,7 +40,7 @@ def test_who_does_not_wait_costs_more(port: int, tmp_path: Path) -> None:
                     port,
                     Crowd(400, a_second=400, storming=storming, hammerers=0, longest=60),
                     phones=60,
-                    accept=0.3,
+                    accept=0.5,
                     workers=2,
                     folder=tmp_path,
                 )
