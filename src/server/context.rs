@@ -112,6 +112,16 @@ pub fn arm(ms: i64) {
     *timer = Some((id, due));
 }
 
+/// Has [`waiters::tick`] called at once, whatever the timer had been armed for.
+pub fn arm_anew() {
+    let timer = TIMER.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((id, _)) = timer {
+        // SAFETY: as in `arm`.
+        unsafe { api!(RedisModule_StopTimer)(OWN.load(Relaxed), id, ptr::null_mut()) };
+    }
+    arm(0);
+}
+
 unsafe extern "C" fn fire(context: *mut raw::RedisModuleCtx, _data: *mut c_void) {
     // A timer that has fired is gone: it must not be stopped any more.
     *TIMER.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -298,6 +298,20 @@ pub fn tick(context: &Context) {
     state.work(context);
 }
 
+/// How late the timer may be before it is taken for one that a change of the clock has put off.
+const LATE_MS: i64 = 15;
+
+/// Is the timer late?
+pub fn check() {
+    let state = state();
+    let is_late = |when: Option<i64>, now: i64| when.is_some_and(|when| when.saturating_add(LATE_MS) < now);
+    if is_late(state.queues.next_timeout(), monotonic_ms())
+        || is_late(state.queues.next_look(), server::now_us().div_euclid(1000))
+    {
+        server::arm_anew();
+    }
+}
+
 impl State {
     /// Grants to the head of a queue, and to the next, for as long as the lock admits them.
     fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>, expired: bool) -> Result<(), Failure> {
