@@ -80,8 +80,19 @@ fn l47_the_modules_own_categories_cover_its_commands_where_the_server_has_them()
         println!("this server lets no module add categories: nothing to see");
         return;
     }
+    categories_cover_their_commands(&server);
+    // The server keeps a category for good; the module loaded again goes on with it.
+    let mut client = server.client();
+    let path = cases::module_path(&mut client);
+    client.call(&["ACL", "DELUSER", "app"]);
+    assert_eq!(client.call(&["MODULE", "UNLOAD", "sluice"]).text(), "OK");
+    assert_eq!(client.call(&["MODULE", "LOAD", &path]).text(), "OK");
+    categories_cover_their_commands(&server);
+}
+
+fn categories_cover_their_commands(server: &Server) {
     for (category, allowed) in [("+@lock", &[0, 1, 2, 3][..]), ("+@ratelimit", &[4, 5, 6])] {
-        let mut client = user(&server, &["~*", category]);
+        let mut client = user(server, &["~*", category]);
         for (at, call) in every_command("k").iter().enumerate() {
             assert_eq!(!client.call(call).is_error("NOPERM "), allowed.contains(&at), "{category}, {call:?}");
         }

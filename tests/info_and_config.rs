@@ -6,7 +6,7 @@ mod cases;
 mod rig;
 
 use cases::{assert_error, expires_at, module_path, our_module};
-use rig::{Client, Server, Value, ValueExt, args};
+use rig::{Server, Value, ValueExt, args};
 use std::collections::BTreeMap;
 
 fn counters(server: &Server) -> BTreeMap<String, i64> {

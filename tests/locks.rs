@@ -402,6 +402,10 @@ fn l18_fences_grow_across_keys_and_holders_and_after_del_flushall_and_restart() 
     // Many in one write: far more than one a microsecond must not be needed for them to differ.
     let many: Vec<_> = (0..2000).map(|n| args!["LOCK.ACQUIRE", format!("many:{n}"), "t", LONG]).collect();
     fences.extend(a.pipeline(&many).iter().map(ValueExt::int));
+    // And in a transaction, in which the clock may stand still.
+    a.call(&["MULTI"]);
+    a.pipeline(&(0..100).map(|n| args!["LOCK.ACQUIRE", format!("more:{n}"), "t", LONG]).collect::<Vec<_>>());
+    fences.extend(a.call(&["EXEC"]).ints());
     // Nothing of it is saved, and yet it goes on growing.
     server.restart();
     let mut a = server.client();

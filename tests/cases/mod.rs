@@ -205,8 +205,12 @@ pub fn random_traffic(random: &mut rand::rngs::StdRng, calls: usize) -> Vec<Vec<
     for _ in 0..calls {
         let key = random.random_range(0..6);
         let token = random.random_range(0..3);
-        let hours = random.random_range(1..4);
-        let (limit, cost) = (random.random_range(1..60), random.random_range(0..12));
+        // Half of the keys are always asked with the same parameters, as most are in real life.
+        let (mut hours, mut limit) = (random.random_range(1..4), random.random_range(1..60));
+        if key < 3 {
+            (hours, limit) = (2, 20_000);
+        }
+        let cost = random.random_range(0..12);
         let mut call = match random.random_range(0..10) {
             0 | 1 => args!["LOCK.ACQUIRE", format!("lock:{key}"), token, format!("{hours}h")],
             2 => args!["LOCK.RELEASE", format!("lock:{key}"), token],
