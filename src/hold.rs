@@ -8,9 +8,9 @@
 //!
 //! An exclusive lock is thereby the same as that of every client that locks with `SET key token NX PX`.
 
-use core::cell::{Cell, OnceCell};
+use core::cell::Cell;
 use std::ffi::CString;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use sluice_core::args;
 use sluice_core::fence::Fence;
@@ -20,7 +20,11 @@ use sluice_core::queue::{Ask, Lock};
 
 use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text};
 
-static FENCE: Mutex<Fence> = Mutex::new(Fence::new());
+/// The last fencing token given. Under the server's global lock a plain load and store is enough.
+static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
+
+/// When, in ms, a lease was last written, for each class of keys that [`Hold::written_at`] tells apart.
+static WRITTEN_AT: [AtomicI64; 256] = [const { AtomicI64::new(i64::MIN) }; 256];
 
 /// How many members whose deadline is past a change takes along at most, so that no call pays for all of a long silence.
 const PRUNED: usize = 64;
@@ -43,7 +47,7 @@ pub struct Hold<'k, 'c> {
     site: &'c Site,
     key: &'k mut Key<'c>,
     /// Read once, and not at all where a refusal does not depend on it.
-    now_us: OnceCell<i64>,
+    now_us: Cell<Option<i64>>,
     /// Given up, though it is still there.
     freed: bool,
     /// Over, though it is still there: holders who share have deadlines of their own.
@@ -53,13 +57,20 @@ pub struct Hold<'k, 'c> {
 impl<'k, 'c> Hold<'k, 'c> {
     /// The lock in a key opened to write.
     pub const fn new(site: &'c Site, key: &'k mut Key<'c>) -> Self {
-        Self { site, key, now_us: OnceCell::new(), freed: false, stale: Cell::new(false) }
+        Self { site, key, now_us: Cell::new(None), freed: false, stale: Cell::new(false) }
     }
 
+    #[inline]
     fn now_us(&self) -> i64 {
-        *self.now_us.get_or_init(|| self.site.now_us())
+        if let Some(now) = self.now_us.get() {
+            return now;
+        }
+        let now = self.site.now_us();
+        self.now_us.set(Some(now));
+        now
     }
 
+    #[inline]
     fn now(&self) -> i64 {
         self.now_us().div_euclid(1000)
     }
@@ -216,7 +227,10 @@ impl<'k, 'c> Hold<'k, 'c> {
             (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
         }
         (self.freed, self.stale) = (false, Cell::new(false));
-        Ok(FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(self.now_us()).cast_signed())
+        self.written_at().store(self.now(), Relaxed);
+        let fence = Fence::after(LAST_FENCE.load(Relaxed)).next(self.now_us());
+        LAST_FENCE.store(fence, Relaxed);
+        Ok(fence.cast_signed())
     }
 
     /// The deadline of a holder that converts: the later of its own and the one it asks for, or none if it has none.
@@ -274,7 +288,12 @@ impl<'k, 'c> Hold<'k, 'c> {
         let wanted = lease::deadline(self.now(), ttl);
         match found {
             Found::Exclusive { mine: true } | Found::Reentrant { mine: true, .. } => {
-                if let Some(deadline) = lease::renewed(self.key.deadline(), self.now(), ttl) {
+                // To ask for the deadline takes the server two look-ups, and it is another one than is wanted, unless the lease
+                // was written within this very ms.
+                let written_at = self.written_at();
+                let current = if written_at.load(Relaxed) == self.now() { self.key.deadline() } else { None };
+                if let Some(deadline) = lease::renewed(current, self.now(), ttl) {
+                    written_at.store(self.now(), Relaxed);
                     self.set_deadline(deadline)?;
                     self.site.changed(&[Event::Expire]);
                 }
@@ -284,6 +303,15 @@ impl<'k, 'c> Hold<'k, 'c> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// When a lease was last written on this key, or on another of its class.
+    #[inline]
+    fn written_at(&self) -> &'static AtomicI64 {
+        let end = self.site.key().last_chunk().map_or(0, |end| u64::from_le_bytes(*end));
+        // Fibonacci hashing: the upper bits of the product depend on all of the number.
+        let class = end.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        WRITTEN_AT.get(class as usize).unwrap_or(&WRITTEN_AT[0])
     }
 
     fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {
