@@ -5,10 +5,10 @@ export CARGO_FLAGS
 export PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test lint docs deny clean
+.PHONY: help run build test lint bench bench-check bench-core docs deny clean
 
 help: ## list these
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 run: ## get what is missing, build, and run a server with the module in the foreground (PORT=6379)
 	@scripts/run
@@ -21,6 +21,15 @@ test: ## get what is missing, lint, build, and run all tests
 
 lint: ## cargo fmt --check, and clippy with warnings as errors
 	@scripts/lint
+
+bench: ## what each command costs beside Lua scripts and plain commands; writes docs/benchmarks.md
+	@scripts/bench
+
+bench-check: ## instructions a call against bench/baseline.toml; fails above +5 %
+	@scripts/bench-check
+
+bench-core: ## the decisions alone, by criterion
+	@scripts/bench-core
 
 docs: ## the documentation of the code, in target/doc, and what scripts/docs makes
 	@scripts/setup
