@@ -139,7 +139,7 @@ impl<'k, 'c> Hold<'k, 'c> {
         match self.key.content() {
             Content::SortedSet => {
                 let (family, first, last) = ends(self.key).ok()?;
-                match family {
+                let of_members = match family {
                     Family::Shared => Some(last),
                     Family::Semaphore if first >= self.now() => Some(first),
                     Family::Semaphore => {
@@ -150,7 +150,9 @@ impl<'k, 'c> Hold<'k, 'c> {
                         });
                         next
                     }
-                }
+                };
+                // Another client may have given the key an earlier end.
+                of_members.into_iter().chain(self.key.deadline()).min()
             }
             _ => self.key.deadline(),
         }
@@ -442,7 +444,7 @@ pub enum Shown {
 /// Holder and holds of a reentrant lock.
 fn reentrant(key: &Key<'_>) -> Result<(Vec<u8>, u64), Failure> {
     let (token, holds) = key.only_field().ok_or(Failure::NoLock)?;
-    let holds = args::integer(&holds).filter(|&holds| holds > 0 && i64::try_from(holds).is_ok());
+    let holds = args::integer(&holds).filter(|holds| (1..=lock::MOST_HOLDS).contains(holds));
     Ok((token, holds.ok_or(Failure::NoLock)?))
 }
 
