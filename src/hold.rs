@@ -87,12 +87,20 @@ impl<'k, 'c> Hold<'k, 'c> {
         match self.key.content() {
             Content::Nothing => Ok(Found::Free),
             Content::String(holder) => Ok(Found::Exclusive { mine: holder == token.bytes() }),
+            other => self.find_counted(other, token),
+        }
+    }
+
+    /// The same for the kinds that are not a string.
+    #[inline(never)]
+    fn find_counted(&self, content: Content<'_>, token: Lent<'_>) -> Result<Found, Failure> {
+        match content {
             Content::Hash => {
                 let (holder, holds) = reentrant(self.key)?;
                 Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
             }
             Content::SortedSet => self.find_among(token),
-            Content::Other => Err(Failure::NoLock),
+            _ => Err(Failure::NoLock),
         }
     }
 
@@ -159,6 +167,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 
     /// Writes a decision that grants, and gives its fencing token. A holder's lease is never shortened by it.
+    #[inline]
     pub fn grant(
         &mut self,
         found: Found,
@@ -167,13 +176,33 @@ impl<'k, 'c> Hold<'k, 'c> {
         want: Want,
         ttl: u64,
     ) -> Result<i64, Failure> {
+        if (decision, found) == (Decision::Exclusive, Found::Free) && !self.freed && !self.stale.get() {
+            let deadline = lease::deadline(self.now(), ttl);
+            self.key.create(token.bytes(), deadline)?;
+            self.site.replicate_set_text(token, deadline)?;
+            self.site.changed(&[Event::Set, Event::Expire]);
+        } else {
+            self.grant_over(found, decision, token, want, ttl)?;
+            (self.freed, self.stale) = (false, Cell::new(false));
+        }
+        self.written_at().store(self.now(), Relaxed);
+        let fence = Fence::after(LAST_FENCE.load(Relaxed)).next(self.now_us());
+        LAST_FENCE.store(fence, Relaxed);
+        Ok(fence.cast_signed())
+    }
+
+    /// The same where something is there already, or other than a string is to be.
+    #[inline(never)]
+    fn grant_over(
+        &mut self,
+        found: Found,
+        decision: Decision,
+        token: Lent<'_>,
+        want: Want,
+        ttl: u64,
+    ) -> Result<(), Failure> {
         let wanted = lease::deadline(self.now(), ttl);
         match (decision, found) {
-            (Decision::Exclusive, Found::Free) if !self.freed && !self.stale.get() => {
-                self.key.create(token.bytes(), wanted)?;
-                self.site.replicate_set_text(token, wanted)?;
-                self.site.changed(&[Event::Set, Event::Expire]);
-            }
             (Decision::Exclusive, _) => {
                 let deadline = self.at_least(found, token, wanted).unwrap_or(wanted);
                 if matches!(self.key.content(), Content::String(_)) {
@@ -228,11 +257,7 @@ impl<'k, 'c> Hold<'k, 'c> {
             }
             (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
         }
-        (self.freed, self.stale) = (false, Cell::new(false));
-        self.written_at().store(self.now(), Relaxed);
-        let fence = Fence::after(LAST_FENCE.load(Relaxed)).next(self.now_us());
-        LAST_FENCE.store(fence, Relaxed);
-        Ok(fence.cast_signed())
+        Ok(())
     }
 
     /// The deadline of a holder that converts: the later of its own and the one it asks for, or none if it has none.

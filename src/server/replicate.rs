@@ -7,7 +7,7 @@ use super::text::Word;
 use super::{Failure, Lent, OK, Site, api};
 
 static PXAT: Word = Word::new(b"PXAT");
-static START: Word = Word::new(b"0");
+static KEEPTTL: Word = Word::new(b"KEEPTTL");
 
 impl Site {
     /// `SET key value PXAT deadline`.
@@ -47,6 +47,23 @@ impl Site {
                 PXAT.raw(),
                 deadline.as_ptr(),
                 deadline.len(),
+            )
+        })
+    }
+
+    /// `SET key value KEEPTTL`.
+    #[inline]
+    pub fn replicate_set_alone(&self, value: &[u8]) -> Result<(), Failure> {
+        // SAFETY: as above.
+        sent(unsafe {
+            api!(RedisModule_Replicate)(
+                self.context,
+                c"SET".as_ptr(),
+                c"sbs".as_ptr(),
+                self.name,
+                value.as_ptr(),
+                value.len(),
+                KEEPTTL.raw(),
             )
         })
     }
@@ -112,20 +129,6 @@ impl Site {
     /// `SETRANGE key at bytes`.
     #[inline]
     pub fn replicate_setrange(&self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        if at == 0 {
-            // SAFETY: as above.
-            return sent(unsafe {
-                api!(RedisModule_Replicate)(
-                    self.context,
-                    c"SETRANGE".as_ptr(),
-                    c"ssb".as_ptr(),
-                    self.name,
-                    START.raw(),
-                    bytes.as_ptr(),
-                    bytes.len(),
-                )
-            });
-        }
         let mut digits = itoa::Buffer::new();
         let at = digits.format(at);
         // SAFETY: as above.
@@ -193,11 +196,11 @@ const fn sent(status: i32) -> Result<(), Failure> {
 /// Makes the words of commands that are made once, while loading is the time for it.
 pub(super) fn prepare() {
     PXAT.make();
-    START.make();
+    KEEPTTL.make();
 }
 
 /// Gives them back at unload.
 pub(super) fn release() {
     PXAT.free();
-    START.free();
+    KEEPTTL.free();
 }
