@@ -23,8 +23,11 @@ use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text};
 /// The last fencing token given. Under the server's global lock a plain load and store is enough.
 static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
 
-/// When, in ms, a lease was last written, for each class of keys that [`Hold::written_at`] tells apart.
-static WRITTEN_AT: [AtomicI64; 256] = [const { AtomicI64::new(i64::MIN) }; 256];
+/// When, in ms, the last grant was.
+static GRANTED_AT: AtomicI64 = AtomicI64::new(i64::MIN);
+
+/// When, in ms, a lease was last renewed, for each class of keys that [`Hold::renewed_at`] tells apart.
+static RENEWED_AT: [AtomicI64; 256] = [const { AtomicI64::new(i64::MIN) }; 256];
 
 /// How many members whose deadline is past a change takes along at most, so that no call pays for all of a long silence.
 const PRUNED: usize = 64;
@@ -176,8 +179,9 @@ impl<'k, 'c> Hold<'k, 'c> {
         want: Want,
         ttl: u64,
     ) -> Result<i64, Failure> {
+        let (now_us, now) = (self.now_us(), self.now());
         if (decision, found) == (Decision::Exclusive, Found::Free) && !self.freed && !self.stale.get() {
-            let deadline = lease::deadline(self.now(), ttl);
+            let deadline = lease::deadline(now, ttl);
             self.key.create(token.bytes(), deadline)?;
             self.site.replicate_set_text(token, deadline)?;
             self.site.changed(&[Event::Set, Event::Expire]);
@@ -185,8 +189,8 @@ impl<'k, 'c> Hold<'k, 'c> {
             self.grant_over(found, decision, token, want, ttl)?;
             (self.freed, self.stale) = (false, Cell::new(false));
         }
-        self.written_at().store(self.now(), Relaxed);
-        let fence = Fence::after(LAST_FENCE.load(Relaxed)).next(self.now_us());
+        GRANTED_AT.store(now, Relaxed);
+        let fence = Fence::after(LAST_FENCE.load(Relaxed)).next(now_us);
         LAST_FENCE.store(fence, Relaxed);
         Ok(fence.cast_signed())
     }
@@ -317,10 +321,12 @@ impl<'k, 'c> Hold<'k, 'c> {
             Found::Exclusive { mine: true } | Found::Reentrant { mine: true, .. } => {
                 // To ask for the deadline takes the server two look-ups, and it is another one than is wanted, unless the lease
                 // was written within this very ms.
-                let written_at = self.written_at();
-                let current = if written_at.load(Relaxed) == self.now() { self.key.deadline() } else { None };
-                if let Some(deadline) = lease::renewed(current, self.now(), ttl) {
-                    written_at.store(self.now(), Relaxed);
+                let renewed_at = self.renewed_at();
+                let now = self.now();
+                let written_now = renewed_at.load(Relaxed) == now || GRANTED_AT.load(Relaxed) == now;
+                let current = if written_now { self.key.deadline() } else { None };
+                if let Some(deadline) = lease::renewed(current, now, ttl) {
+                    renewed_at.store(now, Relaxed);
                     self.set_deadline(deadline)?;
                     self.site.changed(&[Event::Expire]);
                 }
@@ -332,13 +338,13 @@ impl<'k, 'c> Hold<'k, 'c> {
         Ok(true)
     }
 
-    /// When a lease was last written on this key, or on another of its class.
+    /// When a lease was last renewed on this key, or on another of its class.
     #[inline]
-    fn written_at(&self) -> &'static AtomicI64 {
+    fn renewed_at(&self) -> &'static AtomicI64 {
         let end = self.site.key().last_chunk().map_or(0, |end| u64::from_le_bytes(*end));
         // Fibonacci hashing: the upper bits of the product depend on all of the number.
         let class = end.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-        WRITTEN_AT.get(class as usize).unwrap_or(&WRITTEN_AT[0])
+        RENEWED_AT.get(class as usize).unwrap_or(&RENEWED_AT[0])
     }
 
     fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {
