@@ -115,8 +115,21 @@ class Server:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def _monitor(self, word):
-        command = ["vgdb", f"--pid={self.process.pid}", "--wait=10", word]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        """Has callgrind do something.
+
+        It looks for orders now and then while its program runs, so an idle server is kept going by connections, which run no
+        command. vgdb could wake it by ptrace instead, but on a busy machine both may then wait for each other for ever.
+        """
+        command = ["vgdb", f"--pid={self.process.pid}", "--wait=10", "--max-invoke-ms=0", word]
+        order = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while order.poll() is None and time.monotonic() < deadline:
+            socket.create_connection(("127.0.0.1", self.port)).close()
+            time.sleep(0.002)
+        if order.poll() is None:
+            order.kill()
+        if order.wait() != 0:
+            raise SystemExit(f"callgrind did not take the order to {word}")
 
     def count(self, work):
         """Instructions inside processCommand while `work` runs, and the file that tells where."""
