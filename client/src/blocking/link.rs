@@ -107,13 +107,11 @@ pub(super) struct Link {
     behind: bool,
     /// Something was sent at some time.
     sent: bool,
-    /// Something was sent by the last call.
-    sent_now: bool,
 }
 
 impl Link {
     pub(super) const fn new(sluice: Sluice) -> Self {
-        Self { sluice, connection: None, behind: false, sent: false, sent_now: false }
+        Self { sluice, connection: None, behind: false, sent: false }
     }
 
     pub(super) const fn sluice(&self) -> &Sluice {
@@ -136,7 +134,6 @@ impl Link {
         }
         let deadline = later(Instant::now(), within);
         let mut again = again;
-        self.sent_now = false;
         loop {
             let mut connection = match self.connection.take().or_else(|| self.sluice.idle()) {
                 Some(connection) => connection,
@@ -149,7 +146,6 @@ impl Link {
                 }
             };
             self.sent = true;
-            self.sent_now = true;
             let error = match read(&mut connection, call, left(Instant::now(), deadline)) {
                 Ok(answer) => {
                     self.connection = Some(connection);
@@ -195,9 +191,16 @@ impl Link {
         self.sent
     }
 
-    /// Whether anything was sent by the last call.
-    pub(super) const fn has_sent_now(&self) -> bool {
-        self.sent_now
+    /// Sees to a connection, so that the time of the next call is that call's alone.
+    pub(super) fn connect(&mut self) -> Result<(), Error> {
+        if std::mem::take(&mut self.behind) {
+            self.connection = None;
+        }
+        if self.connection.is_none() {
+            let fresh = self.sluice.fresh(self.sluice.response_timeout);
+            self.connection = Some(fresh.map_err(Error::Connection)?);
+        }
+        Ok(())
     }
 
     /// Takes the connection away, to be kept open while another call goes over a fresh one.

@@ -187,6 +187,7 @@ impl Asker<'_> {
             };
             let call = self.words.acquire(ttl, Some(block));
             let longest = patience.left(now).saturating_add(timeout);
+            self.link.connect()?;
             match self.link.ask(&call, longest.min(self.options.ask_anew)) {
                 Ok(answer) => {
                     self.aside = None;
@@ -213,9 +214,9 @@ impl Asker<'_> {
                     self.aside = self.link.put_aside();
                 }
                 Err(error @ Error::Connection(_)) => {
-                    // The place is lost; a server that is there takes the token in again. One that cannot be reached, or
-                    // hangs up time and again, is not waited for.
-                    if !self.link.has_sent_now() || (failed && now.elapsed() < Duration::from_millis(500)) {
+                    // The place is lost; a server that is there takes the token in again. One that hangs up time and again
+                    // is not waited for.
+                    if failed && now.elapsed() < Duration::from_millis(500) {
                         return Err(error);
                     }
                     failed = true;

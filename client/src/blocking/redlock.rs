@@ -230,10 +230,7 @@ impl Node {
             return false;
         }
         let call = self.words.release();
-        match self.link.ask_again(&call, self.timeout).and_then(|answer| call.yes(&answer)) {
-            Ok(released) => released,
-            Err(_) => false,
-        }
+        self.link.ask_again(&call, self.timeout).and_then(|answer| call.yes(&answer)).unwrap_or(false)
     }
 
     fn renew(&mut self, ttl: Duration, within: Duration) -> Vote {
