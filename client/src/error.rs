@@ -44,10 +44,10 @@ pub enum Error {
     #[error("the connection failed: {0}")]
     Connection(#[source] RedisError),
     /// Fewer servers than a quorum could be asked.
-    #[error("only {answered} of {servers} servers answered, {quorum} are needed")]
+    #[error("at least {failed} of {servers} servers did not answer, and {quorum} are needed")]
     NoQuorum {
-        /// How many did.
-        answered: usize,
+        /// How many did not answer, or with an error; there may be more, for it ends as soon as it is certain.
+        failed: usize,
         /// How many there are.
         servers: usize,
         /// How many are needed.

@@ -78,11 +78,11 @@ impl Tally {
         }
     }
 
-    /// Whether it was for want of answers that nothing was carried, and not for others who hold or ask too: how many did
-    /// answer then.
+    /// Whether it was for want of answers that nothing was carried, and not for others who hold or ask too: how many have
+    /// failed then.
     pub(crate) const fn too_few(&self) -> Option<usize> {
-        let answered = self.servers.saturating_sub(self.unanswered());
-        if answered < quorum(self.servers) { Some(answered) } else { None }
+        let failed = self.unanswered();
+        if self.servers.saturating_sub(failed) < quorum(self.servers) { Some(failed) } else { None }
     }
 
     pub(crate) const fn verdict(&self) -> Verdict {
@@ -133,12 +133,12 @@ mod tests {
             tally
         };
         use Vote::{Failed, No, Yes};
-        assert_eq!(tally(&[Failed, Failed, Failed]).too_few(), Some(2));
+        assert_eq!(tally(&[Failed, Failed, Failed]).too_few(), Some(3));
         assert_eq!(tally(&[No, No, Failed]).too_few(), None);
         assert_eq!(tally(&[No, No, No]).too_few(), None);
-        assert_eq!(tally(&[Yes, Yes]).too_few(), Some(2));
+        assert_eq!(tally(&[Yes, Yes]).too_few(), Some(3));
         assert_eq!(tally(&[Yes, Yes, No]).too_few(), None);
-        assert_eq!(tally(&[]).too_few(), Some(0));
+        assert_eq!(tally(&[]).too_few(), Some(5));
     }
 
     proptest! {

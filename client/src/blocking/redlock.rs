@@ -71,7 +71,7 @@ impl Redlock {
         let (servers, quorum) = (self.servers.len(), quorum(self.servers.len()));
         match tally.too_few() {
             None => Ok(None),
-            Some(answered) => Err(many.reason.take().unwrap_or(Error::NoQuorum { answered, servers, quorum })),
+            Some(failed) => Err(many.reason.take().unwrap_or(Error::NoQuorum { failed, servers, quorum })),
         }
     }
 
