@@ -24,7 +24,7 @@ lint: ## cargo fmt --check, and clippy with warnings as errors
 
 docs: ## the documentation of the code, in target/doc, and what scripts/docs makes
 	@scripts/setup
-	@cargo doc --no-deps -p sluice-core
+	@cargo doc --no-deps --all-features -p sluice-core -p sluice-client
 	@if [ -x scripts/docs ]; then scripts/docs; fi
 
 deny: ## licences, advisories and origins of all crates (needs cargo-deny)

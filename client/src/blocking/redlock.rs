@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// A lock on several servers that know nothing of each other: held by who has more than half of them.
 ///
-/// Read [the page on Redlock](https://github.com/sluice/sluice/blob/main/docs/redlock.md) before using it: one server with
+/// Read the page `docs/redlock.md` before using it: one server with
 /// fencing tokens is often the better choice.
 #[derive(Clone, Debug)]
 pub struct Redlock {
