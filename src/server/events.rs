@@ -105,15 +105,28 @@ unsafe extern "C" fn role_changed(
     }
 }
 
+/// Ten times a second or so. Timers run on a clock that may be set back or forward, and then come too late.
+unsafe extern "C" fn cron(
+    _context: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    if waiters::any() {
+        guarded(waiters::check);
+    }
+}
+
 /// At load: what the server tells of itself, and whether it may be listened to.
 pub(super) fn prepare(context: *mut raw::RedisModuleCtx, deaf: bool) -> Result<(), &'static str> {
     LISTENING.store(false, Relaxed);
     DEAF.store(deaf, Relaxed);
     type Callback = unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
-    let callbacks: [(u64, Callback); 3] = [
+    let callbacks: [(u64, Callback); 4] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, flushed),
         (raw::REDISMODULE_EVENT_SWAPDB, swapped),
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, role_changed),
+        (raw::REDISMODULE_EVENT_CRON_LOOP, cron),
     ];
     for (id, callback) in callbacks {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
