@@ -138,11 +138,13 @@ impl Link {
             let mut connection = match self.connection.take().or_else(|| self.sluice.idle()) {
                 Some(connection) => connection,
                 None => {
-                    self.sluice.fresh(within.min(self.sluice.response_timeout)).map_err(|error| {
-                        self.sluice.forget();
-                        // Also if it took too long: Timeout is about what was sent.
-                        Error::Connection(error)
-                    })?
+                    self.sluice.fresh(left(Instant::now(), deadline).min(self.sluice.response_timeout)).map_err(
+                        |error| {
+                            self.sluice.forget();
+                            // Also if it took too long: Timeout is about what was sent.
+                            Error::Connection(error)
+                        },
+                    )?
                 }
             };
             self.sent = true;
