@@ -39,7 +39,7 @@ bench-core: ## the decisions alone, by criterion
 
 docs: ## the documentation of the code, in target/doc, and what scripts/docs makes
 	@scripts/setup
-	@cargo doc --no-deps -p sluice-core
+	@cargo doc --no-deps --all-features -p sluice-core -p sluice-client
 	@scripts/docs
 
 deny: ## licences, advisories and origins of all crates (needs cargo-deny)
