@@ -90,23 +90,19 @@ impl<'k, 'c> Hold<'k, 'c> {
         match self.key.content() {
             Content::Nothing => Ok(Found::Free),
             Content::String(holder) => Ok(Found::Exclusive { mine: holder == token.bytes() }),
-            other => self.find_counted(other, token),
-        }
-    }
-
-    /// The same for the kinds that are not a string.
-    #[inline(never)]
-    fn find_counted(&self, content: Content<'_>, token: Lent<'_>) -> Result<Found, Failure> {
-        match content {
-            Content::Hash => {
-                let (holder, holds) = reentrant(self.key)?;
-                Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
-            }
+            Content::Hash => self.find_reentrant(token),
             Content::SortedSet => self.find_among(token),
-            _ => Err(Failure::NoLock),
+            Content::Other => Err(Failure::NoLock),
         }
     }
 
+    #[inline(never)]
+    fn find_reentrant(&self, token: Lent<'_>) -> Result<Found, Failure> {
+        let (holder, holds) = reentrant(self.key)?;
+        Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
+    }
+
+    #[inline(never)]
     fn find_among(&mut self, token: Lent<'_>) -> Result<Found, Failure> {
         let now = self.now();
         let mine = match self.key.score(token) {
@@ -389,6 +385,10 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// Sets the deadline of one who shares, or adds it, and keeps the key in step.
     fn set_share(&mut self, token: Lent<'_>, family: Family, deadline: i64) -> Result<(), Failure> {
         if self.share(token) == Some(deadline) {
+            // The key may have lost its own by PERSIST.
+            if self.follow_last()? {
+                self.site.changed(&[Event::Expire]);
+            }
             return Ok(());
         }
         self.add(token, family, deadline)?;
@@ -420,10 +420,14 @@ impl<'k, 'c> Hold<'k, 'c> {
         self.site.replicate_zrem_up_to(&score_text(family, deadline))
     }
 
-    /// The key lives as long as its last holder.
-    fn follow_last(&mut self) -> Result<(), Failure> {
+    /// The key lives as long as its last holder. Says whether its deadline had to move.
+    fn follow_last(&mut self) -> Result<bool, Failure> {
         let (_, _, last) = ends(self.key)?;
-        if self.key.deadline() == Some(last) { Ok(()) } else { self.set_deadline(last) }
+        if self.key.deadline() == Some(last) {
+            return Ok(false);
+        }
+        self.set_deadline(last)?;
+        Ok(true)
     }
 }
 
@@ -432,7 +436,7 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
     match key.content() {
         Content::Nothing => Ok((Shown::Free, 0, Vec::new())),
         Content::String(token) => {
-            Ok((Shown::Exclusive, 1, vec![Holder { token: token.to_vec(), holds: 1, deadline: key.deadline() }]))
+            Ok((Shown::Exclusive, 1, vec![Holder { token: shown(token).to_vec(), holds: 1, deadline: key.deadline() }]))
         }
         Content::Hash => {
             let (token, holds) = reentrant(key)?;
@@ -457,6 +461,11 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
         }
         Content::Other => Err(Failure::NoLock),
     }
+}
+
+/// Any string is a lock, and may be long; what is beyond a token's length no call can name.
+fn shown(token: &[u8]) -> &[u8] {
+    token.get(..args::LONGEST_TOKEN).unwrap_or(token)
 }
 
 /// What kind of lock a key holds.

@@ -14,9 +14,13 @@ static LISTENING: AtomicBool = AtomicBool::new(false);
 /// May we listen at all? From Valkey 8.1.0 to 9.1.0 a module that does breaks other clients' MOVE and COPY.
 static DEAF: AtomicBool = AtomicBool::new(false);
 
-/// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like. Where the server knows it: a slot's keys that go without a DEL.
+/// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like, and a permit or a share that another client takes out of its
+/// sorted set. Where the server knows it: a slot's keys that go without a DEL.
 fn classes() -> c_int {
-    let classes = raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    let classes = raw::REDISMODULE_NOTIFY_GENERIC
+        | raw::REDISMODULE_NOTIFY_EXPIRED
+        | raw::REDISMODULE_NOTIFY_EVICTED
+        | raw::REDISMODULE_NOTIFY_ZSET;
     // SAFETY: see `api!`; the function has no preconditions.
     let all = unsafe { raw::RedisModule_GetKeyspaceNotificationFlagsAll }.map_or(0, |all| unsafe { all() });
     classes | (raw::REDISMODULE_NOTIFY_KEY_TRIMMED & all)
@@ -47,7 +51,7 @@ pub fn stop_listening() {
 
 unsafe extern "C" fn happened(
     context: *mut raw::RedisModuleCtx,
-    _class: c_int,
+    class: c_int,
     _event: *const c_char,
     name: *mut raw::RedisModuleString,
 ) -> c_int {
@@ -57,7 +61,9 @@ unsafe extern "C" fn happened(
     guarded(|| {
         // SAFETY: the server keeps the name until the callback returns.
         let name = unsafe { key::bytes(name) };
-        waiters::touched(name, || {
+        // The server evicts key after key until there is room: a lock made again at once would go the same way at once.
+        let now = class & raw::REDISMODULE_NOTIFY_EVICTED == 0;
+        waiters::touched(name, now, || {
             // SAFETY: the context is that of the running callback.
             unsafe { (Context::new(context), api!(RedisModule_GetSelectedDb)(context)) }
         });

@@ -243,7 +243,7 @@ pub fn gone(context: &Context<'_>, client: Blocked) {
 /// Something has happened to a key. Called for every key of the server while somebody waits, so it tells most of them from a
 /// waited one by a look at a small table; and not for what we do ourselves, for then the state is locked.
 #[inline]
-pub fn touched<'c>(key: &[u8], place: impl FnOnce() -> (Context<'c>, i32)) {
+pub fn touched<'c>(key: &[u8], now: bool, place: impl FnOnce() -> (Context<'c>, i32)) {
     let mut state = match STATE.try_lock() {
         Ok(state) => state,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -255,7 +255,11 @@ pub fn touched<'c>(key: &[u8], place: impl FnOnce() -> (Context<'c>, i32)) {
     let (context, db) = place();
     if let Some(id) = state.queues.find(db, key) {
         state.touched.insert(id);
-        context.work_soon();
+        if now {
+            context.work_soon();
+        } else {
+            server::arm(0);
+        }
     }
 }
 
