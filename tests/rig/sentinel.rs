@@ -154,7 +154,8 @@ impl Follower {
         let (port, client) = self.connect()?;
         let port = *port;
         let reply = if client.send_if_open(words) { client.read(patience).ok() } else { None };
-        let lost = |reply: &Value| ["READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"].iter().any(|code| reply.is_error(code));
+        let lost =
+            |reply: &Value| ["READONLY", "LOADING", "MASTERDOWN", "UNBLOCKED"].iter().any(|code| reply.is_error(code));
         match reply {
             Some(reply) if !lost(&reply) => Some((port, reply)),
             _ => {
