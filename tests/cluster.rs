@@ -5,7 +5,7 @@
 
 mod rig;
 
-use rig::cluster::{Atomic, Cluster, Router, asking, begin_failover, redirected, state};
+use rig::cluster::{Atomic, Cluster, Router, asking, redirected, state};
 use rig::line::{Noise, Waiter, hold, holder, line_up, not_here, prompt, queue, release, unix_ms, waiters, words};
 use rig::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for, wait_until};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
@@ -656,15 +656,17 @@ fn leases_that_end_and_grants_that_come_by_waiting_while_a_slot_moves_at_once_go
         client.send(&args!["SET", format!("{{{tag}}}filler{n}"), &filler]);
     }
     (0..1_000).for_each(|_| assert_eq!(client.read(SOON).unwrap(), Value::Okay));
+    let keys: Vec<String> = (0..200).map(|n| format!("{{{tag}}}{n}")).collect();
     let mut line = Vec::new();
-    for n in 0..100 {
-        let key = format!("{{{tag}}}{n}");
-        hold(source, &key, "tA", &format!("{}ms", 400 + 15 * n));
+    for key in &keys {
+        hold(source, key, "tA", "5m");
         let mut waiting = source.client();
-        waiting.send(&args!["LOCK.ACQUIRE", &key, "tB", "5m", "BLOCK", 0]);
+        waiting.send(&args!["LOCK.ACQUIRE", key, "tB", "5m", "BLOCK", 0]);
         line.push((key, waiting));
     }
-    wait_until(SOON, "all wait or have it", || waiters(source) + handovers(source) == 100);
+    wait_until(SOON, "all wait", || waiters(source) == 200);
+    let ends: Vec<_> = keys.iter().zip(0..).map(|(key, n)| args!["PEXPIRE", key, 1 + 4 * n]).collect();
+    client.pipeline(&ends);
     cluster.begin_atomic_move(how, slot, 0, 1);
     cluster.wait_for_owner(slot, 1);
     let (mut granted, mut sent_on) = (0, 0);
@@ -692,7 +694,7 @@ fn a_cluster_failover_ends_the_waits_and_the_new_primary_goes_on() {
     let mut cluster = Cluster::start(1);
     let mut line = Line::at(&cluster, 0);
     let (old, new) = (&cluster.nodes[0], &cluster.replicas[0]);
-    begin_failover(old, new);
+    cluster.begin_failover(old, new);
     for reply in line.replies().into_iter().chain([line.other.reply()]) {
         assert!(reply.is_error("UNBLOCKED "), "{reply:?}");
     }
@@ -714,7 +716,7 @@ fn a_cluster_failover_ends_the_waits_and_the_new_primary_goes_on() {
 
     // And back again, to a server that had ended its waits once.
     let mut b = line_up(new, &line.other_key, "tB", "1m", "0");
-    begin_failover(new, old);
+    cluster.begin_failover(new, old);
     assert!(b.reply().is_error("UNBLOCKED "));
     wait_until(SOON, "the roles are as before", || old.info("replication")["role"] == "master" && state(old) == "ok");
     let mut b = line_up(old, &line.other_key, "tB", "1m", "0");

@@ -221,20 +221,24 @@ pub fn info(node: &Server, field: &str) -> String {
     found.map(|(_, value)| value.to_owned()).unwrap_or_default()
 }
 
-/// Has a replica take over from its primary, which must be there and agree; returns when it is on its way.
-#[track_caller]
-pub fn begin_failover(primary: &Server, replica: &Server) {
-    let (primary_id, id) = (id_of(primary), id_of(replica));
-    // A primary does not listen to whom it does not know for its replica yet.
-    let look = || primary.call(&["CLUSTER", "REPLICAS", &primary_id]);
-    wait_for(
-        SOON,
-        "the primary knows its replica",
-        look,
-        |known| matches!(known, Value::Array(lines) if lines.iter().any(|line| line.text().starts_with(&id))),
-    );
-    super::wait_for_sync(primary, replica);
-    replica.ok(&["CLUSTER", "FAILOVER"]);
+impl Cluster {
+    /// Has a replica take over from its primary, which must be there and agree; returns when it is on its way.
+    #[track_caller]
+    pub fn begin_failover(&self, primary: &Server, replica: &Server) {
+        let (primary_id, id) = (id_of(primary), id_of(replica));
+        // A primary does not listen, and nobody votes, for whom they do not know for its replica yet.
+        let follows = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            words[0] == id && words[2].contains("slave") && words[3] == primary_id
+        };
+        for node in self.all() {
+            wait_until(SOON, "all know the replica for one", || {
+                node.call(&["CLUSTER", "NODES"]).text().lines().any(follows)
+            });
+        }
+        super::wait_for_sync(primary, replica);
+        replica.ok(&["CLUSTER", "FAILOVER"]);
+    }
 }
 
 /// `ok` or `fail`, as the node sees it.
