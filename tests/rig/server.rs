@@ -407,7 +407,7 @@ pub fn cli_program() -> PathBuf {
 }
 
 /// SLUICE_MODULE, or what `make build` made, if nothing that goes into it is newer.
-fn module_file() -> PathBuf {
+pub fn module_file() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     if let Some(given) = std::env::var_os("SLUICE_MODULE") {
         return root.join(given);
