@@ -222,11 +222,10 @@ pub fn info(node: &Server, field: &str) -> String {
 }
 
 impl Cluster {
-    /// Has a replica take over from its primary, which must be there and agree; returns when it is on its way.
+    /// Waits until all know a replica for that primary's. Before that the primary does not listen to it, and nobody votes for it.
     #[track_caller]
-    pub fn begin_failover(&self, primary: &Server, replica: &Server) {
+    pub fn wait_for_replica(&self, primary: &Server, replica: &Server) {
         let (primary_id, id) = (id_of(primary), id_of(replica));
-        // A primary does not listen, and nobody votes, for whom they do not know for its replica yet.
         let follows = |line: &str| {
             let words: Vec<&str> = line.split(' ').collect();
             words[0] == id && words[2].contains("slave") && words[3] == primary_id
@@ -236,6 +235,12 @@ impl Cluster {
                 node.call(&["CLUSTER", "NODES"]).text().lines().any(follows)
             });
         }
+    }
+
+    /// Has a replica take over from its primary, which must be there and agree; returns when it is on its way.
+    #[track_caller]
+    pub fn begin_failover(&self, primary: &Server, replica: &Server) {
+        self.wait_for_replica(primary, replica);
         super::wait_for_sync(primary, replica);
         replica.ok(&["CLUSTER", "FAILOVER"]);
     }
