@@ -692,13 +692,13 @@ fn l31_a_server_that_is_demoted_again_and_again_leaves_nobody_behind_and_grants_
                 line_up(&server, take, &format!("{prefix}{end}"), "tC", "20ms")
             })
             .into();
+        let had = handovers(&server);
         // Some in a pause, some with leases and patience that end just then.
         if round % 2 == 1 {
             server.ok(&["CLIENT", "PAUSE", "60000", "WRITE"]);
         } else {
             end_leases(&server, &waiting, 20);
         }
-        let had = handovers(&server);
         // It never reaches the other's data, so that what it holds stays to be seen.
         other.stop();
         server.ok(&args!["REPLICAOF", "127.0.0.1", other.port()]);
