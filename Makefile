@@ -5,10 +5,10 @@ export CARGO_FLAGS
 export PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test demo lint docs deny clean
+.PHONY: help run build test test-matrix demo lint docs deny clean
 
 help: ## list these
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 run: ## get what is missing, build, and run a server with the module in the foreground (PORT=6379)
 	@scripts/run
@@ -18,6 +18,9 @@ build: ## build the module: target/release/libsluice.so
 
 test: ## get what is missing, lint, build, and run all tests
 	@scripts/test
+
+test-matrix: ## the tests on every server that can be had, and a table (SERVERS="redis-8.6 valkey-9" FILES="locks cluster")
+	@scripts/test-matrix $(SERVERS)
 
 demo: ## a flash sale: locks and limits under a crowd, with workers that die, and a picture (BUYERS=100000)
 	@scripts/demo
