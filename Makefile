@@ -19,11 +19,11 @@ build: ## build the module: target/release/libsluice.so
 test: ## get what is missing, lint, build, and run all tests
 	@scripts/test
 
+test-matrix: ## the tests on every server that can be had, and a table (SERVERS="redis-8.6 valkey-9" FILES="locks cluster")
+	@scripts/test-matrix $(SERVERS)
+
 demo: ## a flash sale: locks and limits under a crowd, with workers that die, and a picture (BUYERS=100000)
 	@scripts/demo
-
-test-matrix: ## all server tests on every server that can be had (SLUICE_SERVERS="name=path …" for more)
-	@scripts/test-matrix
 
 lint: ## cargo fmt --check, and clippy with warnings as errors
 	@scripts/lint

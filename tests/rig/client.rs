@@ -47,6 +47,11 @@ impl Client {
         self.send_raw(&packed(words));
     }
 
+    /// Sends a command; false if the connection is closed.
+    pub fn send_if_open<W: AsRef<[u8]>>(&mut self, words: &[W]) -> bool {
+        self.socket.write_all(&packed(words)).is_ok()
+    }
+
     /// Sends several commands in one write.
     #[track_caller]
     pub fn send_all(&mut self, commands: &[Vec<Vec<u8>>]) {

@@ -387,14 +387,14 @@ pub fn wait_for_sync(primary: &Server, replica: &Server) {
 }
 
 /// The last lines of a log.
-fn tail(log: &str) -> String {
+pub(super) fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(25)..].join("\n")
 }
 
 /// A port that is free now. Ports below those that systems give to outgoing connections, and low enough for a cluster's
 /// second port (10000 above) to be so too.
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     let mut random = rand::rng();
     (0..1000)
@@ -416,7 +416,7 @@ pub fn target_dir() -> PathBuf {
 }
 
 /// SLUICE_SERVER, or the one that `make` has put into the target folder, or the one in the PATH.
-fn server_program() -> PathBuf {
+pub fn server_program() -> PathBuf {
     let made = target_dir().join("tools/redis-server");
     match std::env::var_os("SLUICE_SERVER") {
         Some(given) => root().join(given),
