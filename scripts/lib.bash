@@ -210,12 +210,12 @@ get_clients() {
             say "redis-py could not be installed (no network? no venv?): its examples are not run; see $clients/python.log"
         fi
     fi
-    if have node && have npm && [[ ! -e $node/node_modules/redis ]]; then
+    if have node && have npm && [[ ! -e $node/node_modules/redis || ! -e $node/node_modules/ioredis ]]; then
         mkdir -p "$node"
-        say "installing node-redis into $node"
+        say "installing node-redis and ioredis into $node"
         if ! { npm install --prefix "$node" --no-audit --no-fund --ignore-scripts \
-            --fetch-retries=1 --fetch-timeout=15000 'redis@>=5'; } >"$clients/node.log" 2>&1; then
-            say "node-redis could not be installed (no network?): its examples are not run; see $clients/node.log"
+            --fetch-retries=1 --fetch-timeout=15000 'redis@>=5' 'ioredis@>=5'; } >"$clients/node.log" 2>&1; then
+            say "node-redis and ioredis could not be installed (no network?): its examples are not run; see $clients/node.log"
         fi
     fi
 }

@@ -114,12 +114,16 @@ pub fn arm(ms: i64) {
 
 /// Has [`waiters::tick`] called at once, whatever the timer had been armed for.
 pub fn arm_anew() {
-    let timer = TIMER.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some((id, _)) = timer {
+    disarm();
+    arm(0);
+}
+
+/// Nothing is to be done later. A server that knows of a timer does not unload the module (Redis from 7.2, Valkey).
+pub fn disarm() {
+    if let Some((id, _)) = TIMER.lock().unwrap_or_else(PoisonError::into_inner).take() {
         // SAFETY: as in `arm`.
         unsafe { api!(RedisModule_StopTimer)(OWN.load(Relaxed), id, ptr::null_mut()) };
     }
-    arm(0);
 }
 
 unsafe extern "C" fn fire(context: *mut raw::RedisModuleCtx, _data: *mut c_void) {
@@ -137,11 +141,8 @@ pub(super) fn prepare(context: *mut raw::RedisModuleCtx) {
 
 /// At unload: no timer may be left.
 pub(super) fn release() {
+    disarm();
     let own = OWN.swap(ptr::null_mut(), Relaxed);
-    if let Some((id, _)) = TIMER.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        // SAFETY: as in `arm`.
-        unsafe { api!(RedisModule_StopTimer)(own, id, ptr::null_mut()) };
-    }
     if !own.is_null() {
         // SAFETY: made by `prepare`, freed once.
         unsafe { api!(RedisModule_FreeThreadSafeContext)(own) };

@@ -24,7 +24,7 @@ pub use blocked::{Answer, Blocked};
 pub use call::{Call, Command};
 pub use clock::now_us;
 pub use config::Config;
-pub use context::{Context, arm, arm_anew, monotonic_ms};
+pub use context::{Context, arm, arm_anew, disarm, monotonic_ms};
 pub use events::{listen, stop_listening};
 pub use failure::Failure;
 pub use gate::Gate;

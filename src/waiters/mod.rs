@@ -139,7 +139,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     Ok(true)
 }
 
-/// A holder's token has been granted or renewed again: a grant of it that is under way will not be taken back.
+/// A token has been granted the lock, or has renewed it: an earlier grant of it that is under way will not be taken back.
 pub fn confirm(site: &Site, token: &[u8]) {
     let mut state = state();
     if state.under_way.is_empty() && state.give_back.is_empty() {
@@ -316,12 +316,16 @@ impl State {
     /// Grants to the head of a queue, and to the next, for as long as the lock admits them.
     fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>, expired: bool) -> Result<(), Failure> {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return Ok(()) };
-        let (clients, under_way) = (&mut self.clients, &mut self.under_way);
+        let (clients, under_way, give_back) = (&mut self.clients, &mut self.under_way, &mut self.give_back);
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
             let grant = Grant { db, key: Arc::clone(&key), token: waiter.token };
             clients.insert(client, Stage::UnderWay(grant.clone()));
-            under_way.insert(grant, client);
+            // An earlier grant of the token, whose lock has gone another way since, is not to take this one back.
+            give_back.retain(|given| *given != grant);
+            if let Some(earlier) = under_way.insert(grant, client) {
+                clients.remove(&earlier);
+            }
             client.answer(Answer::Integer(fence));
             let counters = stats::of(waiter.ask.want);
             stats::bump(&counters.grants);
@@ -443,6 +447,7 @@ impl State {
             // The last one out gives back what a rush had needed.
             (self.clients, self.under_way) = (HashMap::default(), HashMap::default());
             server::stop_listening();
+            server::disarm();
         }
         BUSY.store(busy, Relaxed);
     }

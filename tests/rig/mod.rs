@@ -11,6 +11,7 @@
 
 mod client;
 mod dump;
+pub mod line;
 mod server;
 mod spawn;
 mod value;

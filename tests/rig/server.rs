@@ -23,6 +23,7 @@ pub struct Builder {
     envs: Vec<(String, String)>,
     dir: Option<PathBuf>,
     replica_of: Option<u16>,
+    config_file: Option<String>,
 }
 
 impl Builder {
@@ -53,6 +54,13 @@ impl Builder {
     /// The folder to run in, which stays; without this the server gets a new one that goes with it.
     pub fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.dir = Some(dir.into());
+        self
+    }
+
+    /// A redis.conf to begin with, `server.conf` in the server's folder. The server may rewrite it, and a restart reads what it
+    /// has written; there the module's own line is in it.
+    pub fn config_file(mut self, lines: &str) -> Self {
+        self.config_file = Some(lines.to_owned());
         self
     }
 
@@ -105,7 +113,15 @@ impl Server {
 
     /// A server to be described.
     pub fn builder() -> Builder {
-        Builder { module: true, module_args: vec![], args: vec![], envs: vec![], dir: None, replica_of: None }
+        Builder {
+            module: true,
+            module_args: vec![],
+            args: vec![],
+            envs: vec![],
+            dir: None,
+            replica_of: None,
+            config_file: None,
+        }
     }
 
     /// Starts the process and waits until it serves; the end of its log if it does not.
@@ -114,6 +130,16 @@ impl Server {
         let seen = log.metadata().map_or(0, |m| m.len()) as usize;
         let mut run = command(&server_program());
         run.current_dir(&self.dir).stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        let mut module = self.how.module;
+        if let Some(lines) = &self.how.config_file {
+            let file = self.dir.join("server.conf");
+            if !file.exists() {
+                std::fs::write(&file, lines).expect("a configuration file");
+            }
+            // A rewritten file names the module, and to load it twice is an error.
+            module &= !std::fs::read_to_string(&file).expect("its text").contains("\nloadmodule ");
+            run.arg(file);
+        }
         run.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--loglevel", "notice"]);
         run.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
         // A primary otherwise waits 5 s for more replicas before it serves the first.
@@ -122,7 +148,7 @@ impl Server {
             run.args(["--replicaof", "127.0.0.1", &primary.to_string()]);
         }
         run.args(&self.how.args).envs(self.how.envs.iter().map(|(name, value)| (name, value)));
-        if self.how.module {
+        if module {
             run.arg("--loadmodule").arg(module_file()).args(&self.how.module_args);
         }
         let mut child = spawn(run).map_err(|error| format!("{}: {error}", server_program().display()))?;

@@ -1,0 +1,432 @@
+//! When the server takes no writes, or stops being the one who may: those who wait stay, and nobody is granted a lock.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+#![allow(clippy::arithmetic_side_effects)]
+
+mod rig;
+
+use rig::line::{Noise, Waiter, acquire, hold, holder, line_up, line_up_on, prompt, queue, release, waiters, words};
+use rig::{SOON, Server, ValueExt, args, dump_all, ms, replica, wait_for, wait_for_sync, wait_until};
+use std::time::{Duration, Instant};
+
+/// The contract's bound once a gate is open again.
+const SERVED: Duration = ms(150);
+
+/// A primary with an AOF and a replica: what makes a write in a pause an assertion.
+fn primary_and_replica() -> (Server, Server) {
+    let primary = Server::builder().args(&["--appendonly", "yes"]).start();
+    let follower = replica(&primary, false);
+    (primary, follower)
+}
+
+fn same_everywhere(mut primary: Server, follower: &Server) {
+    wait_for_sync(&primary, follower);
+    assert_eq!(dump_all(follower), dump_all(&primary));
+    assert!(primary.is_alive());
+    assert_eq!(primary.info_int("sluice", "sluice_internal_errors"), 0);
+}
+
+/// Nobody is granted anything for `long`, which passes.
+#[track_caller]
+fn nobody_is_granted_within(long: Duration, waiting: &mut [&mut Waiter]) {
+    let share = long / u32::try_from(waiting.len()).unwrap();
+    for waiter in waiting {
+        assert!(waiter.client.is_silent(share), "answered while the server takes no writes");
+    }
+}
+
+#[test]
+fn a_lease_that_ends_in_a_pause_is_handed_over_right_after_it() {
+    for kind in ["WRITE", "ALL"] {
+        let (primary, follower) = primary_and_replica();
+        hold(&primary, "k", "tA", "100ms");
+        let mut b = line_up(&primary, "k", "tB", "1m", "0");
+        let noise = Noise::of(&follower);
+        let paused = Instant::now();
+        assert_eq!(primary.call(&["CLIENT", "PAUSE", "600", kind]).text(), "OK");
+        nobody_is_granted_within(ms(500), &mut [&mut b]);
+        b.fence();
+        assert!(paused.elapsed() >= ms(599), "{kind}: granted within the pause");
+        prompt(paused, ms(600) + SERVED, noise, "the grant after a pause");
+        assert_eq!(holder(&primary, "k"), "tB");
+        same_everywhere(primary, &follower);
+    }
+}
+
+#[test]
+fn an_unpause_serves_those_who_wait() {
+    let (primary, follower) = primary_and_replica();
+    hold(&primary, "k", "tA", "50ms");
+    let mut b = line_up(&primary, "k", "tB", "1m", "0");
+    primary.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    nobody_is_granted_within(ms(200), &mut [&mut b]);
+    b.still_waits(&primary, "k");
+    let noise = Noise::of(&primary);
+    let opened = Instant::now();
+    primary.call(&["CLIENT", "UNPAUSE"]);
+    b.fence();
+    prompt(opened, SERVED, noise, "the grant after CLIENT UNPAUSE");
+    same_everywhere(primary, &follower);
+}
+
+#[test]
+fn timeouts_deaths_and_unblocks_go_on_in_a_pause() {
+    let (primary, follower) = primary_and_replica();
+    hold(&primary, "k", "tA", "50ms");
+    let mut b = line_up(&primary, "k", "tB", "1m", "200ms");
+    let c = line_up(&primary, "k", "tC", "1m", "0");
+    let mut d = line_up(&primary, "k", "tD", "1m", "0");
+    let mut e = line_up(&primary, "k", "tE", "1m", "0");
+    primary.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    let noise = Noise::of(&primary);
+    assert_eq!(b.reply().int(), 0);
+    prompt(b.sent, ms(220), noise, "a timeout in a pause");
+    c.client.close();
+    assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", d.id, "ERROR"]).int(), 1);
+    assert!(d.reply().is_error("UNBLOCKED "));
+    wait_for(SOON, "one is left", || queue(&primary, "k"), |left| left == &["tE"]);
+    e.still_waits(&primary, "k");
+    primary.call(&["CLIENT", "UNPAUSE"]);
+    e.fence();
+    same_everywhere(primary, &follower);
+}
+
+#[test]
+fn a_pause_within_a_transaction_holds_the_next_grant_but_not_the_transactions_own() {
+    let (primary, follower) = primary_and_replica();
+    hold(&primary, "k", "tA", "1m");
+    hold(&primary, "k2", "tA", "1m");
+    let mut b = line_up(&primary, "k", "tB", "1m", "0");
+    let mut c = line_up(&primary, "k", "tC", "1m", "0");
+    let mut of_2 = line_up(&primary, "k2", "tB", "1m", "0");
+    // The release is a command of a client's that the server has let in. The grantee dies and a key goes in the pause.
+    let replies = primary.client().pipeline(&[
+        words("MULTI"),
+        words("CLIENT PAUSE 60000 WRITE"),
+        words("LOCK.RELEASE k tA"),
+        args!["CLIENT", "KILL", "ID", b.id],
+        words("DEL k2"),
+        words("EXEC"),
+    ]);
+    assert_eq!(replies[5].array()[1].int(), 1);
+    assert!(b.client.read(SOON).is_err(), "killed");
+    nobody_is_granted_within(ms(200), &mut [&mut c, &mut of_2]);
+    assert_eq!(holder(&primary, "k"), "tB", "the dead one's grant stays until it can be passed on");
+    let noise = Noise::of(&primary);
+    let opened = Instant::now();
+    primary.call(&["CLIENT", "UNPAUSE"]);
+    c.fence();
+    of_2.fence();
+    prompt(opened, SERVED, noise, "what was due in the pause");
+    assert_eq!((holder(&primary, "k"), holder(&primary, "k2")), ("tC".to_owned(), "tB".to_owned()));
+    same_everywhere(primary, &follower);
+}
+
+#[test]
+fn a_lock_that_expired_in_a_pause_can_be_taken_in_a_transaction_that_pauses() {
+    let (primary, follower) = primary_and_replica();
+    hold(&primary, "k", "tA", "30ms");
+    let mut b = line_up(&primary, "k", "tB", "1m", "0");
+    let replies = primary.client().pipeline(&[
+        words("DEBUG SLEEP 0.05"),
+        words("MULTI"),
+        words("CLIENT PAUSE 300 WRITE"),
+        words("LOCK.RELEASE k tA"),
+        words("LOCK.ACQUIRE k tX 1000"),
+        words("EXEC"),
+    ]);
+    // The key is past its end but, in a pause, still there.
+    let results = replies[5].array();
+    assert_eq!((results[1].int(), results[2].int()), (0, 0), "{results:?}");
+    assert_eq!(holder(&primary, "k"), "tB");
+    b.fence();
+    same_everywhere(primary, &follower);
+}
+
+#[test]
+fn a_failover_that_is_given_up_serves_those_who_wait() {
+    let (primary, follower) = primary_and_replica();
+    hold(&primary, "k", "tA", "200ms");
+    let mut b = line_up(&primary, "k", "tB", "1m", "0");
+    // A replica that is frozen cannot catch up, so the primary waits for it with all writes paused.
+    follower.stop();
+    let mut busy = primary.client();
+    busy.call(&["SET", "x", "1"]);
+    assert_eq!(primary.call(&["FAILOVER", "TIMEOUT", "700"]).text(), "OK");
+    let from = Instant::now();
+    wait_until(SOON, "the failover waits", || primary.info("replication")["master_failover_state"] != "no-failover");
+    let ended = || primary.info("replication")["master_failover_state"] == "no-failover";
+    let mut silent = true;
+    while !ended() {
+        silent &= b.client.is_silent(ms(1)) || ended();
+    }
+    let noise = Noise::of(&primary);
+    let opened = Instant::now();
+    assert!(silent, "granted while the failover was under way");
+    assert!(from.elapsed() > ms(500));
+    if holder(&primary, "k") != "tB" {
+        b.fence();
+    }
+    prompt(opened, SERVED, noise, "the grant after a failover that was given up");
+    assert_eq!(holder(&primary, "k"), "tB");
+    follower.cont();
+    same_everywhere(primary, &follower);
+}
+
+#[test]
+fn a_failover_ends_the_waits_with_unblocked_and_the_new_primary_grants() {
+    let (mut primary, follower) = primary_and_replica();
+    let second = replica(&primary, true);
+    hold(&primary, "k", "tA", "1m");
+    let mut b = line_up(&primary, "k", "tB", "1m", "0");
+    let mut c = line_up(&primary, "k", "tC", "1m", "0");
+    wait_for_sync(&primary, &second);
+    let to = second.port().to_string();
+    assert_eq!(primary.call(&["FAILOVER", "TO", "127.0.0.1", &to]).text(), "OK");
+    for waiter in [&mut b, &mut c] {
+        let reply = waiter.reply();
+        assert!(reply.is_error("UNBLOCKED "), "{reply:?}");
+    }
+    wait_until(SOON, "it is a replica", || primary.info("replication")["role"] == "slave");
+    assert_eq!((waiters(&primary), primary.blocked_clients()), (0, 0));
+    assert_eq!(holder(&second, "k"), "tA", "nobody was granted it");
+    let mut again = line_up(&second, "k", "tB", "1m", "0");
+    assert_eq!(release(&second, "k", "tA"), 1);
+    again.fence();
+    assert!(primary.is_alive());
+    drop(follower);
+}
+
+#[test]
+fn l31_a_server_that_becomes_a_replica_ends_its_waits_and_grants_nothing() {
+    let other = Server::builder().module(false).start();
+    let mut server = Server::builder().args(&["--appendonly", "yes"]).start();
+    hold(&server, "k", "tA", "200ms");
+    hold(&server, "k2", "tA", "1m");
+    let mut line: Vec<_> = ["tB", "tC"].map(|token| line_up(&server, "k", token, "1m", "0")).into();
+    line.push(line_up(&server, "k2", "tB", "1m", "2m"));
+    // It never reaches the primary's data, so that what it holds stays to be seen.
+    other.stop();
+    assert_eq!(server.call(&args!["REPLICAOF", "127.0.0.1", other.port()]).text(), "OK");
+    for mut waiter in line {
+        let reply = waiter.reply();
+        assert!(reply.is_error("UNBLOCKED "), "{reply:?}");
+        // Redis closes the connection besides.
+        waiter.client.send(&["PING"]);
+        let next = waiter.client.read(SOON);
+        assert!(next.as_ref().is_ok_and(|reply| reply.text() == "PONG") || next.is_err(), "{next:?}");
+    }
+    assert_eq!((waiters(&server), server.blocked_clients()), (0, 0));
+    assert!(server.call(&words("LOCK.ACQUIRE k tD 1000 BLOCK 0")).is_error("READONLY "));
+    assert!(server.call(&words("LOCK.RELEASE k2 tA")).is_error("READONLY "));
+    wait_for(SOON, "the lease ends", || holder(&server, "k"), |who| who == "nobody");
+    assert_eq!(server.info_int("sluice", "sluice_lock_handovers"), 0);
+    assert_eq!(server.info_int("sluice", "sluice_lock_expired_handovers"), 0);
+    // A primary again, it waits and grants as before.
+    server.call(&["REPLICAOF", "NO", "ONE"]);
+    let mut b = line_up(&server, "k2", "tB", "1m", "0");
+    assert_eq!(release(&server, "k2", "tA"), 1);
+    b.fence();
+    assert!(server.is_alive());
+    other.cont();
+}
+
+#[test]
+fn a_grant_under_way_when_the_server_becomes_a_replica_is_not_followed_by_another() {
+    let other = Server::builder().module(false).start();
+    let mut server = Server::start();
+    hold(&server, "k", "tA", "1m");
+    let mut b = line_up(&server, "k", "tB", "1m", "0");
+    let mut c = line_up(&server, "k", "tC", "1m", "0");
+    other.stop();
+    let replicaof = args!["REPLICAOF", "127.0.0.1", other.port()];
+    server.client().pipeline(&[words("LOCK.RELEASE k tA"), replicaof]);
+    // The server may have ended B's wait by itself, over the grant; C has none in any case.
+    let reply = b.reply();
+    assert!(reply.is_error("UNBLOCKED ") || reply.int() > 0, "{reply:?}");
+    assert!(c.reply().is_error("UNBLOCKED "));
+    assert_ne!(holder(&server, "k"), "tC");
+    assert_eq!(waiters(&server), 0);
+    assert!(server.is_alive());
+    other.cont();
+}
+
+/// A lease ends, and another key goes away by its TTL, while the gate is shut; and nobody is served before it opens.
+fn shut_and_opened(server: &Server, what: &str, code: &str, shut: impl FnOnce(), open: impl FnOnce()) {
+    hold(server, "k", "tA", "250ms");
+    let mut b = line_up(server, "k", "tB", "1m", "0");
+    let mut c = line_up(server, "k", "tC", "1m", "0");
+    let mut short = line_up(server, "k", "tS", "1m", "400ms");
+    shut();
+    let refused = server.call(&words("LOCK.ACQUIRE free tX 1000"));
+    assert!(refused.is_error(code), "{refused:?}");
+    assert_eq!(short.reply().int(), 0, "{what}: timeouts go on");
+    nobody_is_granted_within(ms(200), &mut [&mut b, &mut c]);
+    assert_eq!(queue(server, "k"), ["tB", "tC"], "{what}: in their order");
+    assert_eq!(holder(server, "k"), "nobody", "{what}");
+    let noise = Noise::of(server);
+    open();
+    let opened = Instant::now();
+    b.fence();
+    prompt(opened, SERVED, noise, what);
+    assert_eq!(holder(server, "k"), "tB");
+    assert_eq!(release(server, "k", "tB"), 1);
+    c.fence();
+}
+
+#[test]
+fn nobody_is_granted_a_lock_while_too_few_replicas_are_there() {
+    let server = Server::start();
+    let set = |least: &str| assert_eq!(server.call(&["CONFIG", "SET", "min-replicas-to-write", least]).text(), "OK");
+    shut_and_opened(&server, "after NOREPLICAS", "NOREPLICAS ", || set("1"), || set("0"));
+    // By a replica that comes, too.
+    hold(&server, "k2", "tA", "50ms");
+    let mut b = line_up(&server, "k2", "tB", "1m", "0");
+    set("1");
+    nobody_is_granted_within(ms(150), &mut [&mut b]);
+    let follower = replica(&server, false);
+    b.fence();
+    wait_for_sync(&server, &follower);
+    assert_eq!(holder(&follower, "k2"), "tB");
+}
+
+#[test]
+fn nobody_is_granted_a_lock_while_the_data_cannot_be_saved() {
+    let server = Server::builder().args(&["--enable-protected-configs", "yes"]).start();
+    let in_the_way = server.dir().join("in-the-way");
+    let status = |wanted: &'static str| {
+        server.call(&["BGSAVE"]);
+        let look = || {
+            let info = server.info("persistence");
+            (info["rdb_bgsave_in_progress"].clone(), info["rdb_last_bgsave_status"].clone())
+        };
+        wait_for(SOON, "the save has ended", look, |(busy, status)| busy == "0" && status == wanted);
+    };
+    // A folder of the file's name, with something in it, cannot be replaced by the file.
+    let shut = || {
+        std::fs::create_dir(&in_the_way).unwrap();
+        std::fs::write(in_the_way.join("x"), "x").unwrap();
+        server.call(&["CONFIG", "SET", "save", "3600 1000000"]);
+        assert_eq!(server.call(&["CONFIG", "SET", "dbfilename", "in-the-way"]).text(), "OK");
+        status("err");
+    };
+    let open = || {
+        server.call(&["CONFIG", "SET", "dbfilename", "dump.rdb"]);
+        status("ok");
+    };
+    shut_and_opened(&server, "after MISCONF", "MISCONF ", shut, open);
+}
+
+#[test]
+fn full_memory_does_not_stop_a_hand_over() {
+    let server = Server::start();
+    for key in ["released", "ended", "deleted"] {
+        hold(&server, key, "tA", "1m");
+    }
+    let mut line = ["released", "ended", "deleted"].map(|key| line_up(&server, key, "tB", "1m", "0"));
+    server.call(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(server.call(&words("LOCK.ACQUIRE free tX 1000")).is_error("OOM "));
+    let noise = Noise::of(&server);
+    let at = Instant::now();
+    assert_eq!(release(&server, "released", "tA"), 1);
+    server.call(&["DEL", "deleted"]);
+    server.call(&["PEXPIRE", "ended", "1"]);
+    line.iter_mut().for_each(|waiter| assert!(waiter.fence() > 0));
+    prompt(at, ms(30), noise, "three hand-overs with no memory left");
+    assert_eq!(server.info_int("sluice", "sluice_internal_errors"), 0);
+}
+
+#[test]
+fn whoever_asks_for_a_lock_whose_lease_ended_behind_a_shut_gate_comes_last() {
+    let server = Server::start();
+    hold(&server, "k", "tA", "50ms");
+    let mut b = line_up(&server, "k", "tB", "1m", "0");
+    server.call(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    nobody_is_granted_within(ms(100), &mut [&mut b]);
+    let replies = server.client().pipeline(&[
+        words("CONFIG SET min-replicas-to-write 0"),
+        words("LOCK.ACQUIRE k tX 1000"),
+        words("GET k"),
+    ]);
+    assert_eq!((replies[1].int(), replies[2].text()), (0, "tB".to_owned()));
+    b.fence();
+}
+
+#[test]
+fn an_orderly_end_with_waiters_and_a_lease_that_ends_in_its_pause_is_clean() {
+    let (mut primary, follower) = primary_and_replica();
+    hold(&primary, "k", "tA", "100ms");
+    let mut b = line_up(&primary, "k", "tB", "1m", "0");
+    // A replica that lags makes the server wait, writes paused, before it ends.
+    follower.stop();
+    primary.call(&["SET", "x", "1"]);
+    primary.call(&["CONFIG", "SET", "shutdown-timeout", "1"]);
+    let mut shutting = primary.client();
+    shutting.send(&["SHUTDOWN", "NOSAVE"]);
+    let error = b.client.read(SOON).expect_err("it ends without a grant");
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+    wait_until(SOON, "it has ended", || !primary.is_alive());
+    let log = primary.log();
+    assert!(log.contains("bye bye") && !log.contains("ASSERTION FAILED") && !log.contains("crashed"), "{log}");
+    follower.cont();
+}
+
+#[test]
+fn a_restart_leaves_no_waiters_and_the_lock_as_it_was() {
+    let mut server = Server::builder().args(&["--appendonly", "yes", "--appendfsync", "always"]).start();
+    hold(&server, "k", "tA", "1m");
+    let mut b = line_up(&server, "k", "tB", "1m", "0");
+    assert_eq!(release(&server, "k", "tA"), 1);
+    let fence = b.fence();
+    let mut c = line_up(&server, "k", "tC", "1m", "0");
+    server.restart();
+    assert!(c.client.read(SOON).is_err());
+    assert_eq!((holder(&server, "k"), waiters(&server)), ("tB".to_owned(), 0));
+    let again = acquire(&server, "k", "tB", "1m");
+    assert!(again > fence);
+    assert_eq!(release(&server, "k", "tB"), 1);
+}
+
+#[test]
+fn a_waiter_whom_acl_would_refuse_is_refused_before_it_waits() {
+    let server = Server::start();
+    server.call(&words("ACL SETUSER u on nopass ~mine* +@all"));
+    hold(&server, "k", "tA", "1m");
+    hold(&server, "mine", "tA", "1m");
+    let mut client = server.client();
+    client.call(&["AUTH", "u", "x"]);
+    assert!(client.call(&words("LOCK.ACQUIRE k tB 1000 BLOCK 0")).is_error("NOPERM "));
+    assert_eq!(waiters(&server), 0);
+    client.call(&["PING"]);
+    client.send(&words("LOCK.ACQUIRE mine tB 60000 BLOCK 0"));
+    wait_for(SOON, "it waits", || queue(&server, "mine"), |line| line == &["tB"]);
+    assert_eq!(release(&server, "mine", "tA"), 1);
+    assert!(client.read(SOON).unwrap().int() > 0);
+    // Its user gone, a client is cut off, and does not wait any more.
+    client.send(&words("LOCK.ACQUIRE mine tC 60000 BLOCK 0"));
+    wait_for(SOON, "it waits", || queue(&server, "mine"), |line| line == &["tC"]);
+    server.call(&["ACL", "DELUSER", "u"]);
+    wait_for(SOON, "it is gone", || waiters(&server), |n| *n == 0);
+}
+
+#[test]
+fn many_gates_in_a_row_lose_nobody() {
+    let (primary, follower) = primary_and_replica();
+    let mut line = Vec::new();
+    for number in 0..20 {
+        let key = format!("k{number}");
+        hold(&primary, &key, "tA", &format!("{}ms", 40 + number * 20));
+        line.push((key.clone(), line_up_on(primary.client(), &primary, &key, "tB", "1m", "0")));
+    }
+    for round in 0..8 {
+        let kind = if round % 2 == 0 { "WRITE" } else { "ALL" };
+        primary.call(&["CLIENT", "PAUSE", "40", kind]);
+        primary.call(&["PING"]);
+        primary.call(&["CONFIG", "SET", "min-replicas-to-write", if round % 2 == 0 { "5" } else { "0" }]);
+    }
+    for (key, waiter) in &mut line {
+        assert!(waiter.fence() > 0);
+        assert_eq!(holder(&primary, key), "tB");
+    }
+    assert_eq!(waiters(&primary), 0);
+    same_everywhere(primary, &follower);
+}
