@@ -279,7 +279,9 @@ fn the_examples_on_the_commands_pages_do_what_they_show() {
 #[test]
 fn the_examples_of_the_other_pages_do_what_they_show() {
     // Those of docs/security.md are for users that tests/acl_docs.rs makes.
-    assert_runs(vec!["docs/storage.md".into(), "docs/fencing.md".into(), "docs/README.md".into()]);
+    assert_runs(
+        ["storage", "fencing", "README", "locks", "recipes"].map(|name| format!("docs/{name}.md").into()).into(),
+    );
 }
 
 #[test]
@@ -336,7 +338,7 @@ fn every_duration_in_an_example_has_a_unit() {
     for file in files() {
         let mut lines: Vec<String> = read(&file).lines().map(str::to_owned).collect();
         lines.extend(blocks(&file).iter().flat_map(|block| block.lines.clone()));
-        for line in lines.iter().filter(|line| line.contains("LOCK.") || line.contains("RL.")) {
+        for line in lines.iter().filter(|line| ["LOCK.", "SEM.", "RL."].iter().any(|family| line.contains(family))) {
             for duration in calls(line).iter().flat_map(|words| durations(words)) {
                 seen += 1;
                 if duration.bytes().all(|byte| byte.is_ascii_digit()) {

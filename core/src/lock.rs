@@ -71,6 +71,9 @@ pub enum Decision {
     WrongKind,
 }
 
+/// How many holds there can be: as many as HINCRBY can count. What is more is no lock.
+pub const MOST_HOLDS: u64 = i64::MAX.cast_unsigned();
+
 impl Decision {
     /// Does it grant anything?
     #[must_use]
@@ -106,7 +109,8 @@ const fn lock(found: Found, mode: Mode, queued: bool) -> Decision {
         | (Found::Shared { mine: true, .. }, Mode::Shared) => Decision::Prolong,
         (Found::Exclusive { mine: true }, Mode::Reentrant) => Decision::Reentrant { holds: 2 },
         (Found::Reentrant { mine: true, holds }, Mode::Reentrant) => {
-            Decision::Reentrant { holds: holds.saturating_add(1) }
+            let more = holds.saturating_add(1);
+            Decision::Reentrant { holds: if more < MOST_HOLDS { more } else { MOST_HOLDS } }
         }
         (Found::Exclusive { mine: true } | Found::Reentrant { mine: true, holds: 0 | 1 }, Mode::Shared) => {
             Decision::First
@@ -268,6 +272,12 @@ mod tests {
             let twice = Found::Reentrant { mine: true, holds: 2 };
             assert_eq!(decide(twice, REENTRANT, queued), Decision::Reentrant { holds: 3 });
         }
+    }
+
+    #[test]
+    fn holds_stop_growing_where_a_hash_could_not_count_them_any_more() {
+        let most = Found::Reentrant { mine: true, holds: MOST_HOLDS };
+        assert_eq!(decide(most, REENTRANT, false), Decision::Reentrant { holds: i64::MAX.cast_unsigned() });
     }
 
     #[test]

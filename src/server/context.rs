@@ -135,6 +135,7 @@ unsafe extern "C" fn fire(context: *mut raw::RedisModuleCtx, _data: *mut c_void)
 
 /// At load.
 pub(super) fn prepare(context: *mut raw::RedisModuleCtx) {
+    JOB.store(false, Relaxed); // one that was on its way when the module was unloaded is not any more
     // SAFETY: the context is that of the running load.
     OWN.store(unsafe { api!(RedisModule_GetDetachedThreadSafeContext)(context) }, Relaxed);
 }

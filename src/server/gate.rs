@@ -32,7 +32,7 @@ impl Site {
             return Gate::Shut;
         }
         // SAFETY: the format names the arguments that follow: a string of the server's and two C strings.
-        let reply = Reply(unsafe {
+        let by_setrange = Reply(unsafe {
             api!(RedisModule_Call)(
                 self.context,
                 c"SETRANGE".as_ptr(),
@@ -42,11 +42,20 @@ impl Site {
                 c"".as_ptr(),
             )
         });
-        match reply.kind() {
-            None => Gate::Shut,
-            Some(raw::REDISMODULE_REPLY_ERROR) => refusal(reply.text()),
-            Some(_) => Gate::Open,
-        }
+        // A server's people may have renamed the command; a field that no hash has, removed, asks the same.
+        by_setrange.gate().unwrap_or_else(|| {
+            // SAFETY: as above, with one C string.
+            let by_hdel = Reply(unsafe {
+                api!(RedisModule_Call)(
+                    self.context,
+                    c"HDEL".as_ptr(),
+                    c"SEsc".as_ptr(),
+                    self.name,
+                    c"sluice: may a key be written?".as_ptr(),
+                )
+            });
+            by_hdel.gate().unwrap_or(Gate::Open)
+        })
     }
 
     /// Where to send those who wait for a key that [`Gate::Elsewhere`] was said of: the server's own redirection.
@@ -115,6 +124,15 @@ impl Site {
 struct Reply(*mut raw::RedisModuleCallReply);
 
 impl Reply {
+    /// What an attempt to write says of the gate; nothing if the server does not know the command.
+    fn gate(&self) -> Option<Gate> {
+        match self.kind() {
+            None => None,
+            Some(raw::REDISMODULE_REPLY_ERROR) => refusal(self.text()),
+            Some(_) => Some(Gate::Open),
+        }
+    }
+
     /// None: there was no such command, or it was not run.
     fn kind(&self) -> Option<isize> {
         // SAFETY: not null, and not yet freed.
@@ -152,13 +170,15 @@ impl Drop for Reply {
 }
 
 /// What an error says of the gate. A key of another type is no obstacle to a write as such.
-fn refusal(text: &[u8]) -> Gate {
-    let elsewhere = b"non local key";
+fn refusal(text: &[u8]) -> Option<Gate> {
+    let says = |words: &[u8]| text.windows(words.len()).any(|part| part.eq_ignore_ascii_case(words));
     if text.starts_with(b"WRONGTYPE") {
-        Gate::Open
-    } else if text.windows(elsewhere.len()).any(|part| part == elsewhere) {
-        Gate::Elsewhere
+        Some(Gate::Open)
+    } else if says(b"non local key") {
+        Some(Gate::Elsewhere)
+    } else if says(b"unknown redis command") || says(b"unknown command") {
+        None
     } else {
-        Gate::Shut
+        Some(Gate::Shut)
     }
 }

@@ -10,7 +10,7 @@
 use core::ffi::CStr;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use foldhash::fast::RandomState;
 use sluice_core::args::Timeout;
@@ -237,7 +237,11 @@ pub fn gone(context: &Context, client: Blocked) {
 /// waited one by a look at a small table; and not for what we do ourselves, for then the state is locked.
 #[inline]
 pub fn touched(key: &[u8], place: impl FnOnce() -> (Context, i32)) {
-    let Ok(mut state) = STATE.try_lock() else { return };
+    let mut state = match STATE.try_lock() {
+        Ok(state) => state,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
     if !state.queues.may_wait(key) {
         return;
     }

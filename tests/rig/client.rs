@@ -2,7 +2,7 @@
 
 use super::{SOON, ValueExt};
 use redis::{Parser, Value};
-use std::io::{Error, ErrorKind, Result, Write};
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,7 @@ impl Client {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
             self.socket.set_read_timeout(Some(left))?;
             // The parser keeps what it has read of an unfinished reply.
-            let error = match self.parser.parse_value(&self.socket) {
+            let error = match self.parser.parse_value(Patient(&self.socket)) {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
@@ -127,6 +127,20 @@ impl Client {
     /// Closes the connection; the server sees it at once.
     pub fn close(self) {
         let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+/// Reads on where a process that was frozen goes on, and is interrupted in what it waits for.
+struct Patient<'a>(&'a TcpStream);
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
     }
 }
 
