@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
+mod cases;
 mod rig;
 
 use rig::line::{Noise, hold, holder, line_up, net, not_here, queue, release, waiters};
@@ -357,4 +358,29 @@ fn a_server_that_stood_still_serves_leases_before_timeouts_and_all_at_once() {
         patient.fence();
     }
     assert_eq!(waiters(&server), 0);
+}
+
+#[test]
+fn a_module_that_is_loaded_and_unloaded_over_and_over_leaves_no_memory_behind() {
+    let server = Server::start();
+    let path = cases::module_path(&mut server.client());
+    let rounds = |many: usize| {
+        for _ in 0..many {
+            hold(&server, "k", "holder", "10m");
+            let waited = server.call(&["LOCK.ACQUIRE", "k", "waiter", "10m", "BLOCK", "1ms"]);
+            assert_eq!(waited.int(), 0);
+            let mut next = line_up(&server, "k", "next", "10m", "10m");
+            assert_eq!(release(&server, "k", "holder"), 1);
+            next.fence();
+            assert_eq!(release(&server, "k", "next"), 1);
+            wait_for(SOON, "nobody waits", || (waiters(&server), server.blocked_clients()), |left| *left == (0, 0));
+            assert_eq!(server.call(&["MODULE", "UNLOAD", "sluice"]).text(), "OK");
+            assert_eq!(server.call(&["MODULE", "LOAD", &path]).text(), "OK");
+        }
+        used(&server)
+    };
+    let before = rounds(20);
+    let after = rounds(100);
+    println!("{before} bytes after 20 loads, {after} after 120");
+    assert!(after < before + 40_000, "{} bytes a load", (after - before) / 100);
 }
