@@ -69,7 +69,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// # Errors
     /// [`Failure::NoLock`] if the key holds what no lock is.
     #[inline]
-    pub fn find(&self, token: Lent<'_>) -> Result<Found, Failure> {
+    pub fn find(&mut self, token: Lent<'_>) -> Result<Found, Failure> {
         if self.freed {
             return Ok(Found::Free);
         }
@@ -85,7 +85,7 @@ impl<'k, 'c> Hold<'k, 'c> {
         }
     }
 
-    fn find_among(&self, token: Lent<'_>) -> Result<Found, Failure> {
+    fn find_among(&mut self, token: Lent<'_>) -> Result<Found, Failure> {
         let now = self.now();
         let mine = match self.key.score(token) {
             None => None,
@@ -105,7 +105,11 @@ impl<'k, 'c> Hold<'k, 'c> {
         }
         let mine = mine.is_some_and(|(_, deadline)| deadline >= now);
         match family {
-            Family::Semaphore => Ok(Found::Permits { mine, held: self.live(first, family)? }),
+            Family::Semaphore => match self.live(first, family)? {
+                // The key has expired since.
+                0 => Ok(Found::Free),
+                held => Ok(Found::Permits { mine, held }),
+            },
             Family::Shared if mine && alone => Ok(Found::Shared { mine, others: false }),
             Family::Shared => {
                 let mut others = false;
@@ -120,11 +124,12 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 
     /// How many members are unexpired.
-    fn live(&self, first: i64, family: Family) -> Result<u64, Failure> {
+    fn live(&mut self, first: i64, family: Family) -> Result<u64, Failure> {
         if first >= self.now() {
             return Ok(self.key.len() as u64);
         }
-        count_from(self.site, self.key, family, self.now())
+        let now = self.now();
+        count_from(self.key, family, now)
     }
 
     /// When the lock may next become free for somebody who waits, as far as that is known.
@@ -360,7 +365,7 @@ impl<'k, 'c> Hold<'k, 'c> {
 }
 
 /// What a lock shows of itself: how many hold it, and the first `most` of them. Nothing is written.
-pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown, u64, Vec<Holder>), Failure> {
+pub fn show(key: &mut Key<'_>, now: i64, most: usize) -> Result<(Shown, u64, Vec<Holder>), Failure> {
     match key.content() {
         Content::Nothing => Ok((Shown::Free, 0, Vec::new())),
         Content::String(token) => {
@@ -381,7 +386,11 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
                 holders.push(Holder { token: member.bytes().to_vec(), holds: 1, deadline });
                 holders.len() < most
             });
-            let held = count_from(site, key, family, now)?;
+            let held = count_from(key, family, now)?;
+            if held == 0 {
+                // The key has expired since.
+                return Ok((Shown::Free, 0, Vec::new()));
+            }
             let shown = if family == Family::Shared { Shown::Shared } else { Shown::Semaphore };
             Ok((shown, held, holders))
         }
@@ -428,9 +437,9 @@ fn ends(key: &Key<'_>) -> Result<(Family, i64, i64), Failure> {
 
 /// How many members have a deadline that is not past. By the server's own count, which does not walk over them; should its
 /// people have renamed that command, by walking.
-fn count_from(site: &Site, key: &Key<'_>, family: Family, now: i64) -> Result<u64, Failure> {
+fn count_from(key: &mut Key<'_>, family: Family, now: i64) -> Result<u64, Failure> {
     let from = CString::new(score_text(family, now)).map_err(|_| Failure::Internal)?;
-    if let Some(count) = site.count_from(&from).and_then(|count| u64::try_from(count).ok()) {
+    if let Some(count) = key.count_from(&from).and_then(|count| u64::try_from(count).ok()) {
         return Ok(count);
     }
     let mut count: u64 = 0;

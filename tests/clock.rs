@@ -22,7 +22,6 @@ const NOTICED: Duration = ms(150);
 struct Clock {
     server: Server,
     file: File,
-    offset: i64,
     _dir: tempfile::TempDir,
 }
 
@@ -41,13 +40,13 @@ impl Clock {
             not_here("steps of the clock", "no C compiler (cc)");
             return None;
         }
-        std::fs::write(&path, [0; 8]).unwrap();
-        let file = File::options().write(true).open(&path).unwrap();
+        std::fs::write(&path, [0; 16]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
         let server = Server::builder()
             .env("LD_PRELOAD", shim.to_str().unwrap())
             .env("SLUICE_CLOCK", path.to_str().unwrap())
             .start();
-        let mut clock = Self { server, file, offset: 0, _dir: dir };
+        let mut clock = Self { server, file, _dir: dir };
         // It is the server's own clock that steps, and by that much.
         let before = clock.server.now_ms();
         clock.step(HOUR);
@@ -62,8 +61,15 @@ impl Clock {
 
     /// Sets the clock forward, or back.
     fn step(&mut self, by_ms: i64) {
-        self.offset += by_ms * 1_000_000;
-        self.file.write_all_at(&self.offset.to_ne_bytes(), 0).unwrap();
+        let mut offset = [0; 8];
+        self.file.read_exact_at(&mut offset, 0).unwrap();
+        let offset = i64::from_ne_bytes(offset) + by_ms * 1_000_000;
+        self.file.write_all_at(&offset.to_ne_bytes(), 0).unwrap();
+    }
+
+    /// From now on each look at the clock takes so long.
+    fn look_takes(&mut self, time: Duration) {
+        self.file.write_all_at(&u64::try_from(time.as_nanos()).unwrap().to_ne_bytes(), 8).unwrap();
     }
 }
 
@@ -274,4 +280,39 @@ fn r39_a_step_locks_nobody_out_for_more_than_a_window_and_gives_one_quota_at_mos
         }
     }
     println!("{}", said.join("\n"));
+}
+
+#[test]
+fn a_key_that_expires_between_two_looks_at_the_clock_is_not_looked_into_any_more() {
+    let Some(mut clock) = Clock::start() else { return };
+    // As slow as a server that is not given the processor just then: nearly each key of a few milliseconds ends in the middle of
+    // something.
+    let mut client = clock.server.client();
+    let mut waiters: Vec<_> = (0..4).map(|_| clock.server.client()).collect();
+    for round in 0..1200 {
+        clock.look_takes(Duration::from_micros(2 * (round % 80)));
+        for kind in 0..4 {
+            let key = format!("{kind}:{}", round % 3);
+            let hold = |token: &str, ttl: u64| match kind {
+                0 => args!["SEM.ACQUIRE", &key, token, ttl, 3],
+                1 => args!["LOCK.ACQUIRE", &key, token, ttl, "SHARED"],
+                2 => args!["LOCK.ACQUIRE", &key, token, ttl, "REENTRANT"],
+                _ => args!["LOCK.ACQUIRE", &key, token, ttl],
+            };
+            let calls: Vec<_> = (0..3).map(|n| hold(&format!("t{n}"), 4 + n * (round % 3) + round % 5)).collect();
+            client.pipeline(&calls);
+            waiters[kind].send(&[hold("w", 3), args!["BLOCK", "20ms"]].concat());
+        }
+        for kind in 0..4 {
+            let family = if kind == 0 { "SEM" } else { "LOCK" };
+            client.call(&args![format!("{family}.INFO"), format!("{kind}:{}", round % 3)]);
+        }
+        for waiter in &mut waiters {
+            let reply = waiter.read(rig::SOON).expect("the server lives");
+            assert!(reply.error().is_none(), "{reply:?}");
+        }
+    }
+    clock.look_takes(Duration::ZERO);
+    assert!(clock.server.is_alive());
+    assert_eq!(clock.server.info_int("sluice", "sluice_internal_errors"), 0);
 }

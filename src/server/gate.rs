@@ -96,7 +96,8 @@ impl Site {
     }
 
     /// `ZCOUNT key from +inf`: how many members of a sorted set have at least this score, without walking over them.
-    pub fn count_from(&self, from: &CStr) -> Option<i64> {
+    /// No handle on the key may be open: it may be found to have expired.
+    pub(super) fn count_from(&self, from: &CStr) -> Option<i64> {
         // SAFETY: as in `gate`.
         let reply = Reply(unsafe {
             api!(RedisModule_Call)(

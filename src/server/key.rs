@@ -1,6 +1,6 @@
 //! A key, opened.
 
-use core::ffi::{c_char, c_void};
+use core::ffi::{CStr, c_char, c_void};
 use core::slice;
 use std::ptr::{self, NonNull};
 
@@ -37,6 +37,7 @@ pub struct Key<'c> {
     /// None: opened to read, and there is none.
     raw: Option<NonNull<raw::RedisModuleKey>>,
     site: &'c Site,
+    write: bool,
 }
 
 impl<'c> Key<'c> {
@@ -44,7 +45,14 @@ impl<'c> Key<'c> {
         let open = api!(RedisModule_OpenKey);
         // SAFETY: context and name are valid.
         let raw = unsafe { open(site.context, site.name, if write { READ | WRITE } else { READ }) };
-        Self { raw: NonNull::new(raw), site }
+        Self { raw: NonNull::new(raw), site, write }
+    }
+
+    fn close(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            // SAFETY: opened once, closed once, within the call that opened it.
+            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
+        }
     }
 
     fn raw(&self) -> *mut raw::RedisModuleKey {
@@ -205,7 +213,7 @@ impl Key<'_> {
 }
 
 /// Sorted sets.
-impl Key<'_> {
+impl<'c> Key<'c> {
     /// The score of a member.
     pub fn score(&self, member: Lent<'_>) -> Option<f64> {
         let mut score = 0.0;
@@ -225,6 +233,18 @@ impl Key<'_> {
     pub fn remove(&mut self, member: Lent<'_>) -> Result<(), Failure> {
         // SAFETY: the key is open for writing.
         done(unsafe { api!(RedisModule_ZsetRem)(self.raw(), member.raw, ptr::null_mut()) })
+    }
+
+    /// How many members have at least this score, by the server's own count, which does not walk over them; `None` if it has no
+    /// such command.
+    ///
+    /// Where the clock goes on meanwhile, as it does outside a client's command on Redis 7.0, that command may find that the key
+    /// has expired, and removes it. So the key is not open while it runs; it may hold nothing after.
+    pub fn count_from(&mut self, from: &CStr) -> Option<i64> {
+        self.close();
+        let count = self.site.count_from(from);
+        *self = Self::open(self.site, self.write);
+        count
     }
 
     /// Members with their scores, as long as `each` says so: upwards from the least score not below `bound`, or downwards
@@ -279,10 +299,7 @@ const fn done(status: i32) -> Result<(), Failure> {
 
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw {
-            // SAFETY: opened once, closed once, within the call that opened it.
-            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
-        }
+        self.close();
     }
 }
 

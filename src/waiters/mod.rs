@@ -397,7 +397,7 @@ impl State {
         }
         let token = Text::new(&grant.token);
         let mut key = site.open();
-        let hold = Hold::new(site, &mut key);
+        let mut hold = Hold::new(site, &mut key);
         if let Ok(found) = hold.find(token.lend()) {
             let _ = hold.release(found, token.lend(), |hold| {
                 let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
