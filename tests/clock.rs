@@ -291,7 +291,7 @@ fn a_key_that_expires_between_two_looks_at_the_clock_is_not_looked_into_any_more
     let mut waiters: Vec<_> = (0..4).map(|_| clock.server.client()).collect();
     for round in 0..1200 {
         clock.look_takes(Duration::from_micros(2 * (round % 80)));
-        for kind in 0..4 {
+        for (kind, waiter) in waiters.iter_mut().enumerate() {
             let key = format!("{kind}:{}", round % 3);
             let hold = |token: &str, ttl: u64| match kind {
                 0 => args!["SEM.ACQUIRE", &key, token, ttl, 3],
@@ -301,7 +301,7 @@ fn a_key_that_expires_between_two_looks_at_the_clock_is_not_looked_into_any_more
             };
             let calls: Vec<_> = (0..3).map(|n| hold(&format!("t{n}"), 4 + n * (round % 3) + round % 5)).collect();
             client.pipeline(&calls);
-            waiters[kind].send(&[hold("w", 3), args!["BLOCK", "20ms"]].concat());
+            waiter.send(&[hold("w", 3), args!["BLOCK", "20ms"]].concat());
         }
         for kind in 0..4 {
             let family = if kind == 0 { "SEM" } else { "LOCK" };

@@ -80,7 +80,7 @@ impl History {
 
     /// No two hold at once for certain that may not.
     fn overlaps(&self, wrong: &mut Vec<String>) {
-        for key in 0..KEYS.len() {
+        for (key, name) in KEYS.iter().enumerate() {
             let mut of_key: Vec<&Grant> = self.grants.iter().filter(|grant| grant.key == key).collect();
             of_key.sort_by_key(|grant| grant.received);
             let mut holding: Vec<&Grant> = Vec::new();
@@ -95,7 +95,7 @@ impl History {
                 };
                 if bad {
                     let held: Vec<_> = holding.iter().map(|held| &held.token).collect();
-                    wrong.push(format!("{} was granted {} while {held:?} held it", grant.token, KEYS[key]));
+                    wrong.push(format!("{} was granted {name} while {held:?} held it", grant.token));
                 }
                 holding.push(grant);
             }

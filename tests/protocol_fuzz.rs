@@ -303,8 +303,8 @@ fn fault(expected: &Expected, reply: &Value) -> Option<String> {
     let codes = ["ERR ", "WRONGTYPE ", "DEADLOCK ", "QUEUEFULL ", "UNBLOCKED ", "OOM ", "EXECABORT ", "NOREPLICAS "];
     if let Some(line) = reply.error() {
         let of_ours = codes.iter().any(|code| line.starts_with(code));
-        let foreign = !matches!(expected, Expected::Any) && !(of_ours && line.is_ascii());
-        let bad = line.contains("internal") || foreign;
+        let expects_ours = !matches!(expected, Expected::Any);
+        let bad = line.contains("internal") || (expects_ours && !of_ours) || (expects_ours && !line.is_ascii());
         // The server itself repeats the name of a command it does not know, and the arguments behind.
         return (bad && !line.contains("unknown command")).then(|| format!("the error {line:?}"));
     }
