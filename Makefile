@@ -5,7 +5,7 @@ export CARGO_FLAGS
 export PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test lint docs deny clean
+.PHONY: help run build test demo lint docs deny clean
 
 help: ## list these
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -18,6 +18,9 @@ build: ## build the module: target/release/libsluice.so
 
 test: ## get what is missing, lint, build, and run all tests
 	@scripts/test
+
+demo: ## a flash sale: locks and limits under a crowd, with workers that die, and a picture (BUYERS=100000)
+	@scripts/demo
 
 lint: ## cargo fmt --check, and clippy with warnings as errors
 	@scripts/lint

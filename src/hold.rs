@@ -36,7 +36,7 @@ pub struct Holder {
     pub deadline: Option<i64>,
 }
 
-/// An opened lock. What it was is written over by a grant, or removed by [`Hold::settle`]; so a lock that is handed over is
+/// An opened lock. What it was is written over by a grant, or removed by [`Hold::release`]; so a lock that is handed over is
 /// never seen free, and costs one write.
 #[derive(Debug)]
 pub struct Hold<'k, 'c> {
@@ -105,11 +105,10 @@ impl<'k, 'c> Hold<'k, 'c> {
         }
         let mine = mine.is_some_and(|(_, deadline)| deadline >= now);
         match family {
-            Family::Semaphore => match self.live(first, family)? {
-                // The key has expired since.
-                0 => Ok(Found::Free),
-                held => Ok(Found::Permits { mine, held }),
-            },
+            Family::Semaphore => Ok(match self.live(first, family)? {
+                Some(held) => Found::Permits { mine, held },
+                None => Found::Free,
+            }),
             Family::Shared if mine && alone => Ok(Found::Shared { mine, others: false }),
             Family::Shared => {
                 let mut others = false;
@@ -123,20 +122,25 @@ impl<'k, 'c> Hold<'k, 'c> {
         }
     }
 
-    /// How many members are unexpired.
-    fn live(&mut self, first: i64, family: Family) -> Result<u64, Failure> {
+    /// How many members are unexpired; `None` if the key has expired meanwhile.
+    fn live(&mut self, first: i64, family: Family) -> Result<Option<u64>, Failure> {
         if first >= self.now() {
-            return Ok(self.key.len() as u64);
+            return Ok(Some(self.key.len() as u64));
         }
-        let now = self.now();
-        count_from(self.key, family, now)
+        let from = CString::new(score_text(family, self.now())).map_err(|_| Failure::Internal)?;
+        let counted = self.key.while_closed(|site| site.count_from(&from));
+        if self.key.content() != Content::SortedSet {
+            return Ok(None);
+        }
+        Ok(Some(counted.unwrap_or_else(|| walked_from(self.key, family, self.now()))))
     }
 
     /// When the lock may next become free for somebody who waits, as far as that is known.
     pub fn next_change(&self) -> Option<i64> {
         match self.key.content() {
             Content::SortedSet => {
-                let (family, first, last) = ends(self.key).ok()?;
+                // A sorted set that is none of ours is in the way of those who wait until it ends.
+                let Ok((family, first, last)) = ends(self.key) else { return self.key.deadline() };
                 let of_members = match family {
                     Family::Shared => Some(last),
                     Family::Semaphore if first >= self.now() => Some(first),
@@ -365,7 +369,7 @@ impl<'k, 'c> Hold<'k, 'c> {
 }
 
 /// What a lock shows of itself: how many hold it, and the first `most` of them. Nothing is written.
-pub fn show(key: &mut Key<'_>, now: i64, most: usize) -> Result<(Shown, u64, Vec<Holder>), Failure> {
+pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown, u64, Vec<Holder>), Failure> {
     match key.content() {
         Content::Nothing => Ok((Shown::Free, 0, Vec::new())),
         Content::String(token) => {
@@ -386,11 +390,9 @@ pub fn show(key: &mut Key<'_>, now: i64, most: usize) -> Result<(Shown, u64, Vec
                 holders.push(Holder { token: member.bytes().to_vec(), holds: 1, deadline });
                 holders.len() < most
             });
-            let held = count_from(key, family, now)?;
-            if held == 0 {
-                // The key has expired since.
-                return Ok((Shown::Free, 0, Vec::new()));
-            }
+            // Within a client's command the clock stands still, so the key stays while it is counted.
+            let from = CString::new(score_text(family, now)).map_err(|_| Failure::Internal)?;
+            let held = site.count_from(&from).unwrap_or_else(|| walked_from(key, family, now));
             let shown = if family == Family::Shared { Shown::Shared } else { Shown::Semaphore };
             Ok((shown, held, holders))
         }
@@ -435,19 +437,14 @@ fn ends(key: &Key<'_>) -> Result<(Family, i64, i64), Failure> {
     if family == last_family { Ok((family, first, last)) } else { Err(Failure::NoLock) }
 }
 
-/// How many members have a deadline that is not past. By the server's own count, which does not walk over them; should its
-/// people have renamed that command, by walking.
-fn count_from(key: &mut Key<'_>, family: Family, now: i64) -> Result<u64, Failure> {
-    let from = CString::new(score_text(family, now)).map_err(|_| Failure::Internal)?;
-    if let Some(count) = key.count_from(&from).and_then(|count| u64::try_from(count).ok()) {
-        return Ok(count);
-    }
+/// How many members have a deadline that is not past, one by one: where a server's people have renamed the command that counts.
+fn walked_from(key: &Key<'_>, family: Family, now: i64) -> u64 {
     let mut count: u64 = 0;
     key.members(Order::Up, family.score(now), |_, _| {
         count = count.saturating_add(1);
         true
     });
-    Ok(count)
+    count
 }
 
 fn score_text(family: Family, deadline: i64) -> String {

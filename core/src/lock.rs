@@ -192,7 +192,7 @@ impl Family {
         }
     }
 
-    /// The score as text, as a ZADD carries it.
+    /// The fraction as text, as it stands behind the deadline in a ZADD.
     #[must_use]
     pub const fn suffix(self) -> &'static str {
         match self {

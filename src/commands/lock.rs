@@ -195,8 +195,8 @@ pub fn info(call: &Call, side: Side) -> Result<(), Failure> {
     } else {
         (0, Vec::new())
     };
-    let mut key: Key<'_> = call.open_to_read();
-    let (shown, held, holders) = side_of(hold::show(&mut key, now, LISTED), side)?;
+    let key: Key<'_> = call.open_to_read();
+    let (shown, held, holders) = side_of(hold::show(call, &key, now, LISTED), side)?;
     let mode: &[u8] = match (shown, side) {
         (Shown::Free, _) => b"free",
         (Shown::Exclusive, Side::Lock) => b"exclusive",

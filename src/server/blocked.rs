@@ -96,13 +96,13 @@ unsafe extern "C" fn reply(
         let pending = unsafe { api!(RedisModule_GetBlockedClientPrivateData)(context) }.cast::<Pending>();
         // SAFETY: the data is what `answer` gave, and not yet freed.
         let Some(pending) = (unsafe { pending.as_ref() }) else { return };
-        waiters::delivered(pending.client);
         match &pending.answer {
             // SAFETY: as above.
             Answer::Integer(number) => unsafe { api!(RedisModule_ReplyWithLongLong)(context, *number) },
             // SAFETY: as above; the text ends with NUL.
             Answer::Error(text) => unsafe { api!(RedisModule_ReplyWithError)(context, text.as_ptr()) },
         };
+        waiters::delivered(pending.client);
     });
     OK
 }

@@ -42,19 +42,20 @@ impl Site {
                 c"".as_ptr(),
             )
         });
-        // A server's people may have renamed the command; a field that no hash has, removed, asks the same.
+        // A server's people may have renamed the command; to remove an empty range asks the same.
         by_setrange.gate().unwrap_or_else(|| {
-            // SAFETY: as above, with one C string.
-            let by_hdel = Reply(unsafe {
+            // SAFETY: as above.
+            let by_range = Reply(unsafe {
                 api!(RedisModule_Call)(
                     self.context,
-                    c"HDEL".as_ptr(),
-                    c"SEsc".as_ptr(),
+                    c"ZREMRANGEBYRANK".as_ptr(),
+                    c"SEscc".as_ptr(),
                     self.name,
-                    c"sluice: may a key be written?".as_ptr(),
+                    c"1".as_ptr(),
+                    c"0".as_ptr(),
                 )
             });
-            by_hdel.gate().unwrap_or(Gate::Open)
+            by_range.gate().unwrap_or(Gate::Open)
         })
     }
 
@@ -92,12 +93,17 @@ impl Site {
                 c"".as_ptr(),
             )
         });
-        reply.kind().is_none_or(|kind| kind == raw::REDISMODULE_REPLY_ERROR && reply.text().starts_with(b"OOM"))
+        match reply.kind() {
+            // Above the limit as it is, a server that does not know the command is taken at its worst.
+            None => true,
+            Some(raw::REDISMODULE_REPLY_ERROR) => reply.text().starts_with(b"OOM") || reply.gate().is_none(),
+            Some(_) => false,
+        }
     }
 
     /// `ZCOUNT key from +inf`: how many members of a sorted set have at least this score, without walking over them.
-    /// No handle on the key may be open: it may be found to have expired.
-    pub(super) fn count_from(&self, from: &CStr) -> Option<i64> {
+    /// Outside a client's command no handle on the key may be open.
+    pub fn count_from(&self, from: &CStr) -> Option<u64> {
         // SAFETY: as in `gate`.
         let reply = Reply(unsafe {
             api!(RedisModule_Call)(
@@ -109,7 +115,7 @@ impl Site {
                 c"+inf".as_ptr(),
             )
         });
-        reply.integer()
+        reply.integer().and_then(|count| u64::try_from(count).ok())
     }
 
     /// `DEL key`, as a client would send it. No handle on a key that holds something may be open.

@@ -1,6 +1,6 @@
 //! A key, opened.
 
-use core::ffi::{CStr, c_char, c_void};
+use core::ffi::{c_char, c_void};
 use core::slice;
 use std::ptr::{self, NonNull};
 
@@ -37,7 +37,6 @@ pub struct Key<'c> {
     /// None: opened to read, and there is none.
     raw: Option<NonNull<raw::RedisModuleKey>>,
     site: &'c Site,
-    write: bool,
 }
 
 impl<'c> Key<'c> {
@@ -45,14 +44,7 @@ impl<'c> Key<'c> {
         let open = api!(RedisModule_OpenKey);
         // SAFETY: context and name are valid.
         let raw = unsafe { open(site.context, site.name, if write { READ | WRITE } else { READ }) };
-        Self { raw: NonNull::new(raw), site, write }
-    }
-
-    fn close(&mut self) {
-        if let Some(raw) = self.raw.take() {
-            // SAFETY: opened once, closed once, within the call that opened it.
-            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
-        }
+        Self { raw: NonNull::new(raw), site }
     }
 
     fn raw(&self) -> *mut raw::RedisModuleKey {
@@ -102,6 +94,22 @@ impl<'c> Key<'c> {
     pub fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {
         // SAFETY: the key is open for writing.
         done(unsafe { api!(RedisModule_SetAbsExpire)(self.raw(), deadline) })
+    }
+
+    /// Runs `ask` while the key is closed, and opens it anew. Outside a client's command Redis 7.0 reads the clock for each
+    /// command we run, so one may find the key expired, and a handle on it would point to what is gone.
+    pub fn while_closed<R>(&mut self, ask: impl FnOnce(&Site) -> R) -> R {
+        self.close();
+        let done = ask(self.site);
+        *self = Self::open(self.site, true);
+        done
+    }
+
+    fn close(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            // SAFETY: opened once, closed once, within the call that opened it.
+            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
+        }
     }
 
     /// Makes room for a key that holds nothing.
@@ -213,7 +221,7 @@ impl Key<'_> {
 }
 
 /// Sorted sets.
-impl<'c> Key<'c> {
+impl Key<'_> {
     /// The score of a member.
     pub fn score(&self, member: Lent<'_>) -> Option<f64> {
         let mut score = 0.0;
@@ -233,18 +241,6 @@ impl<'c> Key<'c> {
     pub fn remove(&mut self, member: Lent<'_>) -> Result<(), Failure> {
         // SAFETY: the key is open for writing.
         done(unsafe { api!(RedisModule_ZsetRem)(self.raw(), member.raw, ptr::null_mut()) })
-    }
-
-    /// How many members have at least this score, by the server's own count, which does not walk over them; `None` if it has no
-    /// such command.
-    ///
-    /// Where the clock goes on meanwhile, as it does outside a client's command on Redis 7.0, that command may find that the key
-    /// has expired, and removes it. So the key is not open while it runs; it may hold nothing after.
-    pub fn count_from(&mut self, from: &CStr) -> Option<i64> {
-        self.close();
-        let count = self.site.count_from(from);
-        *self = Self::open(self.site, self.write);
-        count
     }
 
     /// Members with their scores, as long as `each` says so: upwards from the least score not below `bound`, or downwards

@@ -93,13 +93,21 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The same for a command: one that another module has sent from within a write of ours must not wait for itself.
+fn state_for_command() -> Result<MutexGuard<'static, State>, Failure> {
+    match STATE.try_lock() {
+        Ok(state) => Ok(state),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Failure::Internal),
+    }
+}
+
 /// A command of ours on a key that somebody waits for: whoever is next, and can have the lock, has it before anybody else.
 /// Says whether anybody is left who waits.
 pub fn serve(site: &Site, hold: &mut Hold<'_, '_>) -> Result<bool, Failure> {
-    let mut state = state();
+    let mut state = state_for_command()?;
     let Some(id) = state.queues.find(site.db(), site.key()) else { return Ok(false) };
-    let expired = state.is_due(id);
-    match state.serve(id, hold, expired) {
+    match state.serve(id, hold) {
         // What is no lock for those who wait may be one for who asks now.
         Ok(()) | Err(Failure::NoLock) => Ok(state.queues.find(site.db(), site.key()).is_some()),
         Err(failure) => Err(failure),
@@ -111,7 +119,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     if !call.may_block() {
         return Ok(false);
     }
-    let (mut state, db, key) = (state(), call.db(), call.key());
+    let (mut state, db, key) = (state_for_command()?, call.db(), call.key());
     let most = usize::try_from(MAX_WAITERS.load(Relaxed)).unwrap_or(usize::MAX);
     if !state.queues.has_room(db, key, most, token) {
         return Err(Failure::QueueFull);
@@ -147,7 +155,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
 
 /// A token has been granted the lock, or has renewed it: an earlier grant of it that is under way will not be taken back.
 pub fn confirm(site: &Site, token: &[u8]) {
-    let mut state = state();
+    let Ok(mut state) = state_for_command() else { return };
     if state.under_way.is_empty() && state.give_back.is_empty() {
         return;
     }
@@ -161,7 +169,7 @@ pub fn confirm(site: &Site, token: &[u8]) {
 
 /// A token that is only queued takes itself out. Says whether it was queued.
 pub fn withdraw(site: &Site, token: &[u8]) -> bool {
-    let mut state = state();
+    let Ok(mut state) = state_for_command() else { return false };
     let Some(id) = state.queues.find(site.db(), site.key()) else { return false };
     let Some(left) = state.queues.leave_token(id, token) else { return false };
     state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
@@ -188,16 +196,15 @@ pub struct Shown {
 
 /// Before a key is shown: if it is free, and a write would be taken, those who wait are served. So it is not shown free.
 pub fn refresh(site: &Site) {
-    let mut state = state();
+    let Ok(mut state) = state_for_command() else { return };
     if let Some(id) = state.queues.find(site.db(), site.key()) {
-        let expired = state.is_due(id);
-        state.look(&site.context(), id, expired);
+        state.look(&site.context(), id);
     }
 }
 
 /// How many wait for a key, and the first of them.
 pub fn show(site: &Site, most: usize) -> (usize, Vec<Shown>) {
-    let state = state();
+    let Ok(state) = state_for_command() else { return (0, Vec::new()) };
     let Some(id) = state.queues.find(site.db(), site.key()) else { return (0, Vec::new()) };
     let now = monotonic_ms();
     let shown = state.queues.waiters(id).take(most).map(|waiter| Shown {
@@ -218,7 +225,7 @@ pub fn delivered(client: Blocked) {
 
 /// A client waits no more, for it is gone, or CLIENT UNBLOCK has ended its wait: out of the queue with it. A grant on its way
 /// to it goes back.
-pub fn gone(context: &Context, client: Blocked) {
+pub fn gone(context: &Context<'_>, client: Blocked) {
     let mut state = state();
     match state.clients.remove(&client) {
         Some(Stage::Waits(place)) => {
@@ -242,7 +249,7 @@ pub fn gone(context: &Context, client: Blocked) {
 /// Something has happened to a key. Called for every key of the server while somebody waits, so it tells most of them from a
 /// waited one by a look at a small table; and not for what we do ourselves, for then the state is locked.
 #[inline]
-pub fn touched(key: &[u8], place: impl FnOnce() -> (Context, i32)) {
+pub fn touched<'c>(key: &[u8], place: impl FnOnce() -> (Context<'c>, i32)) {
     let mut state = match STATE.try_lock() {
         Ok(state) => state,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -259,7 +266,7 @@ pub fn touched(key: &[u8], place: impl FnOnce() -> (Context, i32)) {
 }
 
 /// All keys of a database, or of all of them, may be gone or others.
-pub fn flushed(context: &Context, db: Option<i32>) {
+pub fn flushed(context: &Context<'_>, db: Option<i32>) {
     let mut state = state();
     let queues = db.map_or_else(|| state.queues.all(), |db| state.queues.of_db(db));
     state.touched.extend(queues);
@@ -291,16 +298,16 @@ pub fn forget() {
 }
 
 /// What the events left to do, as soon as writing is allowed.
-pub fn work(context: &Context) {
+pub fn work(context: &Context<'_>) {
     state().work(context);
 }
 
 /// The timer: timeouts, leases that have ended, and what is to be tried again.
-pub fn tick(context: &Context) {
+pub fn tick(context: &Context<'_>) {
     let mut state = state();
     // A lease that ended before a timeout goes to who still waits.
     for id in state.queues.due(server::now_us().div_euclid(1000)) {
-        state.look(context, id, true);
+        state.look(context, id);
     }
     for place in state.queues.timed_out(monotonic_ms()) {
         let Some(left) = state.queues.leave(place) else { continue };
@@ -329,8 +336,9 @@ pub fn check() {
 
 impl State {
     /// Grants to the head of a queue, and to the next, for as long as the lock admits them.
-    fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>, expired: bool) -> Result<(), Failure> {
+    fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>) -> Result<(), Failure> {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return Ok(()) };
+        let expired = self.queues.lease_has_ended(id, server::now_us().div_euclid(1000));
         let (clients, under_way, give_back) = (&mut self.clients, &mut self.under_way, &mut self.give_back);
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
@@ -367,7 +375,7 @@ impl State {
         }
     }
 
-    fn work(&mut self, context: &Context) {
+    fn work(&mut self, context: &Context<'_>) {
         if context.is_passive() {
             self.give_back.clear();
         }
@@ -380,8 +388,7 @@ impl State {
             }
         }
         for id in core::mem::take(&mut self.touched) {
-            let expired = self.is_due(id);
-            self.look(context, id, expired);
+            self.look(context, id);
         }
         self.count();
         self.arm();
@@ -401,19 +408,14 @@ impl State {
         if let Ok(found) = hold.find(token.lend()) {
             let _ = hold.release(found, token.lend(), |hold| {
                 let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
-                self.serve(id, hold, false)
+                self.serve(id, hold)
             });
         }
         Ok(())
     }
 
-    /// Has the lease ended that the queue was to be looked at for?
-    fn is_due(&self, id: QueueId) -> bool {
-        self.queues.look(id).is_some_and(|when| when <= server::now_us().div_euclid(1000))
-    }
-
     /// Looks at a key that somebody waits for, outside a client's command.
-    fn look(&mut self, context: &Context, id: QueueId, expired: bool) {
+    fn look(&mut self, context: &Context<'_>, id: QueueId) {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return };
         context.at(db, &key, |site| {
             let again = match site.gate() {
@@ -424,7 +426,7 @@ impl State {
                     let mut key = site.open();
                     let mut hold = Hold::new(site, &mut key);
                     // What keeps a lock from being read, as a key of another type does, keeps its waiters as well.
-                    let _ = self.serve(id, &mut hold, expired);
+                    let _ = self.serve(id, &mut hold);
                     return;
                 }
             };
@@ -439,10 +441,12 @@ impl State {
             self.queues.leave(place);
             self.dismiss(client, Answer::Error(to.into()));
         }
+        self.count();
     }
 
     /// When a key is to be looked at next: right after its lease has ended, and from time to time where nothing tells of it.
     fn look_after(&mut self, id: QueueId, lease_ends: Option<i64>) {
+        self.queues.set_lease_end(id, lease_ends);
         // A key expires when its deadline is past, not when it is reached.
         let mut when = lease_ends.map(|ends| ends.saturating_add(1));
         if let Some(every) = self.every {
