@@ -5,7 +5,7 @@ export CARGO_FLAGS
 export PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test demo lint docs deny clean
+.PHONY: help run build test demo lint docs fuzz miri memcheck deny clean
 
 help: ## list these
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,15 @@ docs: ## the documentation of the code, in target/doc, and what scripts/docs mak
 	@scripts/setup
 	@cargo doc --no-deps -p sluice-core
 	@if [ -x scripts/docs ]; then scripts/docs; fi
+
+fuzz: ## fuzz `core`, FUZZ_SECONDS=60 for each of its targets (needs a nightly compiler and cargo-fuzz)
+	@scripts/fuzz
+
+miri: ## the tests of `core` under Miri (needs a nightly compiler and Miri)
+	@scripts/miri
+
+memcheck: ## all that the module does, on a server under valgrind (needs valgrind)
+	@scripts/memcheck
 
 deny: ## licences, advisories and origins of all crates (needs cargo-deny)
 	@scripts/deny
