@@ -14,7 +14,7 @@ fn all(target: &str, check: fn(&[u8])) {
     files.sort();
     assert!(files.len() >= 10, "{} has hardly anything", folder.display());
     // Miri takes a second for what takes a millisecond.
-    let step = if cfg!(miri) { files.len().div_ceil(8) } else { 1 };
+    let step = if cfg!(miri) { files.len().div_ceil(3) } else { 1 };
     for file in files.iter().step_by(step) {
         println!("{}", file.display());
         check(&std::fs::read(file).unwrap());

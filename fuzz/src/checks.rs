@@ -2,7 +2,7 @@
 //!
 //! The functions know nothing of a fuzzer, so that a test of `core` can run all of the committed corpus through them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
-#![allow(clippy::arithmetic_side_effects, missing_docs, dead_code)]
+#![allow(clippy::arithmetic_side_effects, clippy::string_slice, missing_docs, dead_code)]
 
 use sluice_core::args::{self, Acquire, AcquirePermit, Invalid, Mode, Timeout, Words};
 use sluice_core::limit::{Expiry, Refusal, Request, Verdict};
@@ -606,6 +606,9 @@ struct Plain {
     place: Place,
 }
 
+/// A queue as the model has it: database and key, who waits, when to look.
+type PlainQueue = ((i32, Vec<u8>), Vec<Plain>, Option<i64>);
+
 /// A lock that admits so many, and of whom it is told.
 struct Room {
     left: u32,
@@ -633,7 +636,7 @@ impl Lock for Room {
 pub fn queue(data: &[u8]) {
     let mut bytes = Bytes(data);
     let mut queues: Queues<u32> = Queues::new();
-    let mut model: Vec<((i32, Vec<u8>), Vec<Plain>, Option<i64>)> = Vec::new();
+    let mut model: Vec<PlainQueue> = Vec::new();
     let mut clients = 0;
     let mut places: Vec<Place> = Vec::new();
     let most = 1 + usize::from(bytes.byte() % 20);
@@ -760,7 +763,7 @@ pub fn queue(data: &[u8]) {
     }
 }
 
-fn same(queues: &Queues<u32>, model: &[((i32, Vec<u8>), Vec<Plain>, Option<i64>)]) {
+fn same(queues: &Queues<u32>, model: &[PlainQueue]) {
     let all = || model.iter().flat_map(|(_, waiting, _)| waiting);
     assert_eq!(queues.waiting(), all().count());
     assert_eq!(queues.is_empty(), model.is_empty());
