@@ -5,7 +5,7 @@ export CARGO_FLAGS
 export PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test test-matrix demo lint bench bench-check bench-core docs deny clean
+.PHONY: help run build test test-matrix demo lint bench bench-check bench-core docs fuzz miri memcheck deny clean
 
 help: ## list these
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,15 @@ docs: ## the documentation of the code, in target/doc, and what scripts/docs mak
 	@scripts/setup
 	@cargo doc --no-deps --all-features -p sluice-core -p sluice-client
 	@scripts/docs
+
+fuzz: ## fuzz `core`, FUZZ_SECONDS=60 for each of its targets (needs a nightly compiler and cargo-fuzz)
+	@scripts/fuzz
+
+miri: ## the tests of `core` under Miri (needs a nightly compiler and Miri)
+	@scripts/miri
+
+memcheck: ## all that the module does, on a server under valgrind (needs valgrind)
+	@scripts/memcheck
 
 deny: ## licences, advisories and origins of all crates (needs cargo-deny)
 	@scripts/deny

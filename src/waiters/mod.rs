@@ -74,15 +74,21 @@ struct State {
     every: Option<i64>,
 }
 
+impl State {
+    fn new() -> Self {
+        Self {
+            queues: Queues::new(),
+            clients: HashMap::default(),
+            under_way: HashMap::default(),
+            give_back: Vec::new(),
+            touched: BTreeSet::new(),
+            every: None,
+        }
+    }
+}
+
 lazy_static::lazy_static! {
-    static ref STATE: Mutex<State> = Mutex::new(State {
-        queues: Queues::new(),
-        clients: HashMap::default(),
-        under_way: HashMap::default(),
-        give_back: Vec::new(),
-        touched: BTreeSet::new(),
-        every: None,
-    });
+    static ref STATE: Mutex<State> = Mutex::new(State::new());
 }
 
 /// How many wait or are about to be answered: what every command asks before it asks anything else.
@@ -307,6 +313,11 @@ pub fn demoted() {
         );
     }
     state.count();
+}
+
+/// The module goes. Nobody waits any more, but maps that were in use keep a piece of memory when they are empty.
+pub fn forget() {
+    *state() = State::new();
 }
 
 /// What the events left to do, as soon as writing is allowed.
