@@ -427,6 +427,56 @@ fn l35_waiters_of_a_slot_that_another_node_has_taken_are_told_whose_it_is() {
 }
 
 #[test]
+fn l35_waiters_are_sent_to_the_endpoint_that_the_server_itself_names() {
+    let mut cluster = Cluster::start(0);
+    let keys = cluster.keys_of(0, "k", 4);
+    for (at, node) in cluster.nodes.iter().enumerate().take(2) {
+        node.ok(&args!["CONFIG", "SET", "cluster-announce-hostname", format!("node-{at}.test")]);
+    }
+    let source = &cluster.nodes[0];
+    // By address, by name, by a name that is not known, and not at all: behind a proxy only the port counts.
+    let wanted =
+        [("ip", 1, "127.0.0.1"), ("hostname", 1, "node-1.test"), ("hostname", 2, "?"), ("unknown-endpoint", 1, "")];
+    for (key, (kind, target, host)) in keys.iter().zip(wanted) {
+        let slot = cluster.slot(key);
+        source.ok(&["CONFIG", "SET", "cluster-preferred-endpoint-type", kind]);
+        hold(source, key, "tA", "5m");
+        let mut b = line_up(source, key, "tB", "1m", "0");
+        cluster.nodes[target].call(&["CLUSTER", "BUMPEPOCH"]);
+        cluster.nodes[target].ok(&args!["CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id(0)]);
+        cluster.nodes[target].ok(&args!["CLUSTER", "SETSLOT", slot, "NODE", cluster.id(target)]);
+        let moved = || source.call(&args!["LOCK.INFO", key]);
+        let server = wait_for(SOON, "the server says so", moved, |reply| {
+            reply.is_error("MOVED ")
+                && redirected(reply, "MOVED").1 == format!("{host}:{}", cluster.nodes[target].port())
+        });
+        assert_eq!(b.reply().error(), server.error(), "{kind}");
+    }
+    alive(&mut cluster);
+}
+
+#[test]
+fn who_waits_on_the_target_of_a_move_that_does_not_end_is_sent_to_the_owner() {
+    let mut cluster = Cluster::start(0);
+    let key = cluster.keys_of(0, "k", 1).remove(0);
+    let slot = cluster.slot(&key);
+    cluster.begin_move(slot, 0, 1);
+    let target = &cluster.nodes[1];
+    assert!(asking(&mut target.client(), &args!["LOCK.ACQUIRE", &key, "tA", "1m"]).int() > 0);
+    let mut waiting = target.client();
+    waiting.send_all(&[args!["ASKING"], args!["LOCK.ACQUIRE", &key, "tB", "1m", "BLOCK", 0]]);
+    assert_eq!(waiting.read(SOON).unwrap(), Value::Okay);
+    // The owner sends it here again: a client that follows goes on waiting, and nobody is granted what tA holds.
+    assert_eq!(redirected(&waiting.read(SOON).unwrap(), "MOVED"), (slot, cluster.address(0)));
+    assert_eq!(handovers(target), 0);
+    cluster.end_move(slot, 0, 1);
+    let mut b = line_up(target, &key, "tB", "1m", "0");
+    assert_eq!(release(target, &key, "tA"), 1);
+    b.fence();
+    alive(&mut cluster);
+}
+
+#[test]
 fn a_primary_that_loses_its_last_slot_sends_its_waiters_on() {
     // It becomes a replica of the new owner by itself.
     let mut cluster = Cluster::of(&[1, 8191, 8192], 0, &[]);

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use std::ffi::CString;
 
 use redis_module::raw;
-use sluice_core::cluster;
+use sluice_core::cluster::{self, Endpoint};
 
 use super::{Context, Failure, Site, api};
 
@@ -61,17 +61,20 @@ impl Site {
 
     /// Where to send those who wait for a key that [`Gate::Elsewhere`] was said of: the server's own redirection.
     pub fn redirection(&self) -> CString {
-        // SAFETY: as above: two C strings and a string of the server's; then two C strings.
-        let (slot, nodes) = unsafe {
+        let setting = c"cluster-preferred-endpoint-type";
+        // SAFETY: as above: two C strings and a string of the server's; then C strings.
+        let (slot, nodes, endpoint) = unsafe {
             let call = api!(RedisModule_Call);
             (
                 Reply(call(self.context, c"CLUSTER".as_ptr(), c"cs".as_ptr(), c"KEYSLOT".as_ptr(), self.name)),
                 Reply(call(self.context, c"CLUSTER".as_ptr(), c"c".as_ptr(), c"NODES".as_ptr())),
+                Reply(call(self.context, c"CONFIG".as_ptr(), c"cc".as_ptr(), c"GET".as_ptr(), setting.as_ptr())),
             )
         };
+        let by = core::str::from_utf8(endpoint.element(1)).map(Endpoint::of).unwrap_or_default();
         let owner = slot.integer().and_then(|slot| {
             let slot = u16::try_from(slot).ok()?;
-            match cluster::owner(core::str::from_utf8(nodes.text()).ok()?, slot) {
+            match cluster::owner(core::str::from_utf8(nodes.text()).ok()?, slot, by) {
                 cluster::Owner::Other(address) => CString::new(format!("MOVED {slot} {address}")).ok(),
                 cluster::Owner::Myself | cluster::Owner::Unknown => None,
             }
@@ -170,12 +173,26 @@ impl Reply {
 
     /// The text of a string or an error.
     fn text(&self) -> &[u8] {
-        if self.0.is_null() {
+        self.text_of(self.0)
+    }
+
+    /// The text of an element of an array.
+    fn element(&self, at: usize) -> &[u8] {
+        if self.kind() != Some(raw::REDISMODULE_REPLY_ARRAY) {
+            return &[];
+        }
+        // SAFETY: an array that is not yet freed; beyond its end there is null.
+        self.text_of(unsafe { api!(RedisModule_CallReplyArrayElement)(self.0, at) })
+    }
+
+    /// The text of this reply or of a part of it, which goes with it.
+    fn text_of(&self, part: *mut raw::RedisModuleCallReply) -> &[u8] {
+        if part.is_null() {
             return &[];
         }
         let mut len = 0;
         // SAFETY: as above.
-        let text = unsafe { api!(RedisModule_CallReplyStringPtr)(self.0, &raw mut len) };
+        let text = unsafe { api!(RedisModule_CallReplyStringPtr)(part, &raw mut len) };
         if text.is_null() {
             return &[];
         }
