@@ -494,7 +494,7 @@ pub fn cluster(data: &[u8]) {
     let mut bytes = Bytes(data);
     let slot = u16::from_le_bytes([bytes.byte(), bytes.byte()]);
     let text = String::from_utf8_lossy(bytes.0);
-    match cluster::owner(&text, slot) {
+    match cluster::owner(&text, slot, cluster::Endpoint::default()) {
         cluster::Owner::Other(address) => {
             assert!(text.contains(&address) && !address.contains(|c: char| c.is_ascii_whitespace() || c == '@'));
             let (host, port) = address.rsplit_once(':').unwrap();
@@ -525,7 +525,7 @@ pub fn cluster(data: &[u8]) {
             break;
         }
     }
-    assert_eq!(cluster::owner(&lines, slot), wanted, "{lines}");
+    assert_eq!(cluster::owner(&lines, slot, cluster::Endpoint::default()), wanted, "{lines}");
 }
 
 // ---- Locks.
