@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import instructions
+from rig import Client
 from works import FULL, WORKS
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "baseline.toml")
@@ -26,9 +27,15 @@ def server_version(program):
 
 
 def measure(program):
-    quiet = lambda text: None
-    took = instructions.table(program, [os.environ["SLUICE_MODULE"]], WORKS + FULL, ["ours"], COUNT, SERVERS, say=quiet)
-    return {name: min(ways["ours"]) for name, ways in took.items()}
+    def least(works, count, run):
+        modules, quiet = [os.environ["SLUICE_MODULE"]], lambda text: None
+        took = instructions.table(program, modules, works, ["ours"], count, SERVERS, run=run, say=quiet)
+        return {name: min(ways["ours"]) for name, ways in took.items()}
+
+    # Leases of one millisecond share some work, and how many there are depends on the machine: so here there is but one.
+    locks = [work for work in WORKS if work.group == "locks"]
+    others = [work for work in WORKS + FULL if work.group != "locks"]
+    return least(locks, COUNT // 3, instructions.apart) | least(others, COUNT, Client.many)
 
 
 def read():

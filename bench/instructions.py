@@ -2,16 +2,24 @@
 
 import os
 import shutil
+import time
 from statistics import median
 
-from rig import Server, encode
+from rig import Client, Server, encode
 from works import scripts
 
 # A server's first calls are not like the others: it looks scripts up, and its tables are small.
 WARM = 200
 
 
-def measure(server, loaded, way, count):
+def apart(client, commands):
+    """Runs encoded commands one by one, each in a millisecond of its own."""
+    for command in commands:
+        client.many([command])
+        time.sleep(0.001)
+
+
+def measure(server, loaded, way, count, run=Client.many):
     """Instructions of one round of a way, and the file that tells where they went."""
     client = server.client
     client.call("FLUSHALL", "SYNC")
@@ -19,11 +27,11 @@ def measure(server, loaded, way, count):
     client.many([encode(each) for each in way.preparation(count + WARM, loaded, now_ms)])
     client.many([encode(each) for each in way.rounds(WARM, loaded)])
     measured = [encode(each) for each in way.rounds(count, loaded, first=WARM)]
-    total, file = server.count(lambda: client.many(measured))
+    total, file = server.count(lambda: run(client, measured))
     return total / count, file
 
 
-def table(program, modules, works, ways, count=2000, servers=3, options=(), keep=None, say=print):
+def table(program, modules, works, ways, count=2000, servers=3, options=(), keep=None, run=Client.many, say=print):
     """For each work, for each way that it has, what each of several servers took.
 
     One server measures all ways of a work one after the other, so that their ratio does not depend on its hash seed.
@@ -34,7 +42,7 @@ def table(program, modules, works, ways, count=2000, servers=3, options=(), keep
             loaded = scripts(server.client)
             for work in works:
                 for name in took[work.name]:
-                    instructions, file = measure(server, loaded, getattr(work, name), count)
+                    instructions, file = measure(server, loaded, getattr(work, name), count, run)
                     took[work.name][name].append(instructions)
                     if keep:
                         os.makedirs(keep, exist_ok=True)

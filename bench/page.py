@@ -54,7 +54,7 @@ def instructions_table(works, ways, took):
         row += [f"{ratio(took, work, 'ours', 'plain'):.2f} ×"]
         row += [f"{ratio(took, work, name, 'ours'):.1f} ×" if has(name) else "" for name in ways[2:]]
         body.append(row)
-    head = ["work", "plain command", *(NAMES[name] for name in ways), "sluice / plain"]
+    head = ["work", "beside", *(NAMES[name] for name in ways), "sluice / plain"]
     return rows(head + [f"{NAMES[name]} / sluice" for name in ways[2:]], body)
 
 
@@ -66,7 +66,7 @@ def bars_table(measured):
         if work.most:
             reached = ratio(took, work, "ours", "plain"), ratio(took, work, "lua", "ours")
             held = reached[0] <= work.most and reached[1] >= work.least
-            body.append([work.name, f"{work.most:.2f}", f"{reached[0]:.2f}", f"{work.least:.1f}", f"{reached[1]:.1f}", yes(held)])
+            body.append([work.name, f"{work.most:.2f}", f"{reached[0]:.2f}", f"{work.least:.2f}", f"{reached[1]:.2f}", yes(held)])
     for work in WORKS:
         if work.with_aof:
             reached = ratio(aof, work, "ours", "plain")
@@ -157,7 +157,7 @@ took, with 50 connections of one call at a time each, and with 4 connections of 
 Many keys, pipelined, in an order that no cache foresees; thousand calls a second. What is lost with a million keys are the processor's
 cache misses in the server's own tables, which `GET` has as well:
 
-{rows(["command", *(f"{size:,} keys" for size in sizes), f"{sizes[-1]:,} to {sizes[-2]:,}"],
+{rows(["command", *(f"{size:,} key{'s' * (size > 1)}" for size in sizes), f"{sizes[-1]:,} to {sizes[-2]:,}"],
       [[name, *(number(cells[size]["rate"] / 1000) for size in sizes), f"{cells[sizes[-1]]['rate'] / cells[sizes[-2]]['rate']:.2f}"]
        for name, cells in measured["many_keys"].items()])}
 

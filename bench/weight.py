@@ -37,7 +37,7 @@ class Streams:
 
     def __init__(self, program, modules):
         always = ["--auto-aof-rewrite-percentage", "0", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "3600"]
-        self.primary = Server(program, modules, ["--appendonly", "yes", *always])
+        self.primary = Server(program, modules, ["--appendonly", "yes", "--appendfsync", "no", *always])
         try:
             self.replica = Server(program, [], ["--replicaof", f"127.0.0.1 {self.primary.port}", *always])
         except BaseException:

@@ -46,6 +46,7 @@ impl Machine {
                 &format!("[ \"$1\" = --version ] || {{ echo \"started with $*\"; exit; }}; {REDIS_7}"),
             )
             .with("redis-cli", "")
+            .with("valgrind", "")
             .set("LIBCLANG_PATH", "/somewhere")
     }
 
@@ -265,6 +266,18 @@ fn what_is_missing_is_installed_and_no_service_comes_with_it() {
     // The second time there is nothing to say, nor to get.
     assert_eq!(machine.works(&["scripts/setup"]), "");
     assert_eq!(std::fs::read_to_string(bin.join("asked")).unwrap(), asked);
+}
+
+#[test]
+fn valgrind_is_got_where_it_can_be_and_one_line_where_it_cannot() {
+    let without = || Machine::new().without("valgrind");
+    assert_eq!(without().works(&["scripts/setup"]), "");
+    assert_eq!(without().with("id", "echo 1000").with("apt-get", "exit 0").works(&["scripts/setup"]), "");
+    let said = without().with("apt-get", "exit 100").works(&["scripts/setup"]);
+    assert_names(&said, &["installing valgrind with apt-get", "could not be installed", "bench-check is skipped"]);
+    // And the guard says that it was skipped.
+    let said = without().with("python3", "").works(&["scripts/bench-check"]);
+    assert_names(&said, &["SKIPPED bench-check", "valgrind is missing"]);
 }
 
 #[test]
