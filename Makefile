@@ -5,10 +5,10 @@ export CARGO_FLAGS
 export PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test demo lint docs fuzz miri memcheck deny clean
+.PHONY: help run build test test-matrix demo lint bench bench-check bench-core docs fuzz miri memcheck deny clean
 
 help: ## list these
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: ## get what is missing, build, and run a server with the module in the foreground (PORT=6379)
 	@scripts/run
@@ -22,13 +22,25 @@ test: ## get what is missing, lint, build, and run all tests
 demo: ## a flash sale: locks and limits under a crowd, with workers that die, and a picture (BUYERS=100000)
 	@scripts/demo
 
+test-matrix: ## all server tests on every server that can be had (SLUICE_SERVERS="name=path …" for more)
+	@scripts/test-matrix
+
 lint: ## cargo fmt --check, and clippy with warnings as errors
 	@scripts/lint
 
+bench: ## what each command costs beside Lua scripts and plain commands; writes docs/benchmarks.md
+	@scripts/bench
+
+bench-check: ## instructions a call against bench/baseline.toml; fails above +5 %
+	@scripts/bench-check
+
+bench-core: ## the decisions alone, by criterion
+	@scripts/bench-core
+
 docs: ## the documentation of the code, in target/doc, and what scripts/docs makes
 	@scripts/setup
-	@cargo doc --no-deps -p sluice-core
-	@if [ -x scripts/docs ]; then scripts/docs; fi
+	@cargo doc --no-deps --all-features -p sluice-core -p sluice-client
+	@scripts/docs
 
 fuzz: ## fuzz `core`, FUZZ_SECONDS=60 for each of its targets (needs a nightly compiler and cargo-fuzz)
 	@scripts/fuzz

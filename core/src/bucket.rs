@@ -35,7 +35,7 @@ const FAR: u64 = 1 << 53;
 pub enum Effect {
     /// Nothing: not a byte, not an event.
     Nothing,
-    /// `SETRANGE key 0 value` where the key's TTL may stay, else `SET key value PXAT expiry.set_to`.
+    /// `SET key value KEEPTTL` where the key's TTL may stay, else `SET key value PXAT expiry.set_to`.
     Store {
         /// The new state.
         value: [u8; SIZE],

@@ -20,7 +20,7 @@ pub use client::Client;
 pub(crate) use client::args;
 pub use dump::{Entry, dump_all};
 pub use redis::Value;
-pub use server::{Builder, Server, cli_program, replica, target_dir, wait_for_sync};
+pub use server::{Builder, Server, cli_program, module_file, replica, target_dir, wait_for_sync};
 pub use spawn::in_path;
 pub use value::ValueExt;
 
