@@ -224,15 +224,19 @@ fn command_info_and_docs_tell_what_the_contract_says() {
         let info = server.call(&["COMMAND", "INFO", name]).array()[0].array();
         let mut flags: Vec<String> = info[2].array().iter().map(ValueExt::text).collect();
         // What the server adds of itself to every module's command.
-        flags.retain(|flag| flag != "module" && flag != "blocking");
+        flags.retain(|flag| flag != "module");
         flags.sort();
         flags
     };
-    assert_eq!(flags("LOCK.ACQUIRE"), ["denyoom", "write"]);
-    for name in ["LOCK.RELEASE", "LOCK.RENEW", "RL.FIXED", "RL.SLIDING", "RL.BUCKET"] {
+    for name in ["LOCK.ACQUIRE", "SEM.ACQUIRE"] {
+        assert_eq!(flags(name), ["blocking", "denyoom", "write"], "{name}");
+    }
+    for name in ["LOCK.RELEASE", "LOCK.RENEW", "SEM.RELEASE", "SEM.RENEW", "RL.FIXED", "RL.SLIDING", "RL.BUCKET"] {
         assert_eq!(flags(name), ["fast", "write"], "{name}");
     }
-    assert_eq!(flags("LOCK.INFO"), ["readonly"]);
+    for name in ["LOCK.INFO", "SEM.INFO"] {
+        assert_eq!(flags(name), ["readonly"], "{name}");
+    }
     for name in ["LOCK.ACQUIRE", "LOCK.RELEASE", "LOCK.RENEW", "LOCK.INFO", "RL.FIXED", "RL.SLIDING", "RL.BUCKET"] {
         let docs = server.call(&["COMMAND", "DOCS", name]);
         let Value::Array(parts) = &docs else { panic!("{docs:?}") };
