@@ -5,10 +5,10 @@ export CARGO_FLAGS
 export PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test lint bench bench-check bench-core docs deny clean
+.PHONY: help run build test test-matrix demo lint bench bench-check bench-core docs fuzz miri memcheck deny clean
 
 help: ## list these
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: ## get what is missing, build, and run a server with the module in the foreground (PORT=6379)
 	@scripts/run
@@ -18,6 +18,12 @@ build: ## build the module: target/release/libsluice.so
 
 test: ## get what is missing, lint, build, and run all tests
 	@scripts/test
+
+test-matrix: ## the tests on every server that can be had, and a table (SERVERS="redis-8.6 valkey-9" FILES="locks cluster")
+	@scripts/test-matrix $(SERVERS)
+
+demo: ## a flash sale: locks and limits under a crowd, with workers that die, and a picture (BUYERS=100000)
+	@scripts/demo
 
 lint: ## cargo fmt --check, and clippy with warnings as errors
 	@scripts/lint
@@ -33,8 +39,17 @@ bench-core: ## the decisions alone, by criterion
 
 docs: ## the documentation of the code, in target/doc, and what scripts/docs makes
 	@scripts/setup
-	@cargo doc --no-deps -p sluice-core
-	@if [ -x scripts/docs ]; then scripts/docs; fi
+	@cargo doc --no-deps --all-features -p sluice-core -p sluice-client
+	@scripts/docs
+
+fuzz: ## fuzz `core`, FUZZ_SECONDS=60 for each of its targets (needs a nightly compiler and cargo-fuzz)
+	@scripts/fuzz
+
+miri: ## the tests of `core` under Miri (needs a nightly compiler and Miri)
+	@scripts/miri
+
+memcheck: ## all that the module does, on a server under valgrind (needs valgrind)
+	@scripts/memcheck
 
 deny: ## licences, advisories and origins of all crates (needs cargo-deny)
 	@scripts/deny

@@ -220,6 +220,29 @@ get_clients() {
     fi
 }
 
+# Sets `shop_python` to a Python that has what examples/shop needs: the system's, or one of its own in target/.
+find_shop_python() {
+    local made=${CARGO_TARGET_DIR:-$root/target}/clients/shop/bin/python
+    for shop_python in python3 "$made"; do
+        "$shop_python" -c 'import aiohttp, pytest, redis' 2>/dev/null && return
+    done
+    return 1
+}
+
+# As get_clients, for examples/shop.
+get_shop() {
+    local clients=${CARGO_TARGET_DIR:-$root/target}/clients
+    have python3 && ! find_shop_python || return 0
+    mkdir -p "$clients"
+    say "installing what examples/shop needs into $clients/shop"
+    if ! { python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")' &&
+        python3 -m venv --clear "$clients/shop" &&
+        "$clients/shop/bin/python" -m pip install --quiet --disable-pip-version-check --timeout 15 --retries 1 \
+            --requirement examples/shop/requirements.txt; } >"$clients/shop.log" 2>&1; then
+        say "what examples/shop needs could not be installed (no network? no venv? Python before 3.10?): it is not run; see $clients/shop.log"
+    fi
+}
+
 # Gets valgrind, which the bench counts instructions with, where it can; nothing but the bench needs it, and it says so itself.
 get_valgrind() {
     local as_root=() log=$tools/valgrind.log

@@ -43,7 +43,7 @@ pub struct Holder {
     pub deadline: Option<i64>,
 }
 
-/// An opened lock. What it was is written over by a grant, or removed by [`Hold::settle`]; so a lock that is handed over is
+/// An opened lock. What it was is written over by a grant, or removed by [`Hold::release`]; so a lock that is handed over is
 /// never seen free, and costs one write.
 #[derive(Debug)]
 pub struct Hold<'k, 'c> {
@@ -83,47 +83,51 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// # Errors
     /// [`Failure::NoLock`] if the key holds what no lock is.
     #[inline]
-    pub fn find(&self, token: Lent<'_>) -> Result<Found, Failure> {
+    pub fn find(&mut self, token: Lent<'_>) -> Result<Found, Failure> {
         if self.freed {
             return Ok(Found::Free);
         }
         match self.key.content() {
             Content::Nothing => Ok(Found::Free),
             Content::String(holder) => Ok(Found::Exclusive { mine: holder == token.bytes() }),
-            other => self.find_counted(other, token),
-        }
-    }
-
-    /// The same for the kinds that are not a string.
-    #[inline(never)]
-    fn find_counted(&self, content: Content<'_>, token: Lent<'_>) -> Result<Found, Failure> {
-        match content {
-            Content::Hash => {
-                let (holder, holds) = reentrant(self.key)?;
-                Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
-            }
+            Content::Hash => self.find_reentrant(token),
             Content::SortedSet => self.find_among(token),
-            _ => Err(Failure::NoLock),
+            Content::Other => Err(Failure::NoLock),
         }
     }
 
-    fn find_among(&self, token: Lent<'_>) -> Result<Found, Failure> {
+    #[inline(never)]
+    fn find_reentrant(&self, token: Lent<'_>) -> Result<Found, Failure> {
+        let (holder, holds) = reentrant(self.key)?;
+        Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
+    }
+
+    #[inline(never)]
+    fn find_among(&mut self, token: Lent<'_>) -> Result<Found, Failure> {
         let now = self.now();
-        let (family, first, last) = ends(self.key)?;
         let mine = match self.key.score(token) {
             None => None,
-            Some(score) => match lock::score(score) {
-                Some((found, deadline)) if found == family => Some(deadline),
-                _ => return Err(Failure::NoLock),
-            },
+            Some(score) => Some(lock::score(score).ok_or(Failure::NoLock)?),
         };
+        let alone = self.key.len() == 1;
+        let (family, first, last) = match mine {
+            Some((family, deadline)) if alone => (family, deadline, deadline),
+            _ => ends(self.key)?,
+        };
+        if mine.is_some_and(|(found, _)| found != family) {
+            return Err(Failure::NoLock);
+        }
         if last < now {
             self.stale.set(true);
             return Ok(Found::Free);
         }
-        let mine = mine.is_some_and(|deadline| deadline >= now);
+        let mine = mine.is_some_and(|(_, deadline)| deadline >= now);
         match family {
-            Family::Semaphore => Ok(Found::Permits { mine, held: self.live(first, family)? }),
+            Family::Semaphore => Ok(match self.live(first, family)? {
+                Some(held) => Found::Permits { mine, held },
+                None => Found::Free,
+            }),
+            Family::Shared if mine && alone => Ok(Found::Shared { mine, others: false }),
             Family::Shared => {
                 let mut others = false;
                 self.key.members(Order::Down, f64::INFINITY, |member, score| {
@@ -136,20 +140,25 @@ impl<'k, 'c> Hold<'k, 'c> {
         }
     }
 
-    /// How many members are unexpired.
-    fn live(&self, first: i64, family: Family) -> Result<u64, Failure> {
+    /// How many members are unexpired; `None` if the key has expired meanwhile.
+    fn live(&mut self, first: i64, family: Family) -> Result<Option<u64>, Failure> {
         if first >= self.now() {
-            return Ok(self.key.len() as u64);
+            return Ok(Some(self.key.len() as u64));
         }
-        let from = CString::new(format!("{}{}", self.now(), family.suffix())).map_err(|_| Failure::Internal)?;
-        self.site.count_from(&from).and_then(|count| u64::try_from(count).ok()).ok_or(Failure::Internal)
+        let from = CString::new(score_text(family, self.now())).map_err(|_| Failure::Internal)?;
+        let counted = self.key.while_closed(|site| site.count_from(&from));
+        if self.key.content() != Content::SortedSet {
+            return Ok(None);
+        }
+        Ok(Some(counted.unwrap_or_else(|| walked_from(self.key, family, self.now()))))
     }
 
     /// When the lock may next become free for somebody who waits, as far as that is known.
     pub fn next_change(&self) -> Option<i64> {
         match self.key.content() {
             Content::SortedSet => {
-                let (family, first, last) = ends(self.key).ok()?;
+                // A sorted set that is none of ours is in the way of those who wait until it ends.
+                let Ok((family, first, last)) = ends(self.key) else { return self.key.deadline() };
                 let of_members = match family {
                     Family::Shared => Some(last),
                     Family::Semaphore if first >= self.now() => Some(first),
@@ -223,22 +232,17 @@ impl<'k, 'c> Hold<'k, 'c> {
                 self.set_holds(token, holds)?;
                 if let Some(deadline) = lease::prolonged(self.key.deadline(), self.now(), ttl) {
                     self.set_deadline(deadline)?;
-                    self.site.changed(&[Event::HIncrBy, Event::Expire]);
-                } else {
-                    self.site.changed(&[Event::HIncrBy]);
                 }
+                self.site.changed(&[Event::HIncrBy, Event::Expire]);
             }
             (Decision::Reentrant { holds }, _) => {
                 let deadline = self.at_least(found, token, wanted);
                 self.make_way()?;
                 self.set_holds(token, holds)?;
-                match deadline {
-                    Some(deadline) => {
-                        self.set_deadline(deadline)?;
-                        self.site.changed(&[Event::HIncrBy, Event::Expire]);
-                    }
-                    None => self.site.changed(&[Event::HIncrBy]),
+                if let Some(deadline) = deadline {
+                    self.set_deadline(deadline)?;
                 }
+                self.site.changed(&[Event::HIncrBy, Event::Expire]);
             }
             (Decision::First, _) => {
                 let deadline = self.at_least(found, token, wanted).unwrap_or(wanted);
@@ -381,15 +385,16 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// Sets the deadline of one who shares, or adds it, and keeps the key in step.
     fn set_share(&mut self, token: Lent<'_>, family: Family, deadline: i64) -> Result<(), Failure> {
         if self.share(token) == Some(deadline) {
+            // The key may have lost its own by PERSIST.
+            if self.follow_last()? {
+                self.site.changed(&[Event::Expire]);
+            }
             return Ok(());
         }
         self.add(token, family, deadline)?;
         self.prune()?;
-        if self.follow_last()? {
-            self.site.changed(&[Event::ZAdd, Event::Expire]);
-        } else {
-            self.site.changed(&[Event::ZAdd]);
-        }
+        self.follow_last()?;
+        self.site.changed(&[Event::ZAdd, Event::Expire]);
         Ok(())
     }
 
@@ -431,7 +436,7 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
     match key.content() {
         Content::Nothing => Ok((Shown::Free, 0, Vec::new())),
         Content::String(token) => {
-            Ok((Shown::Exclusive, 1, vec![Holder { token: token.to_vec(), holds: 1, deadline: key.deadline() }]))
+            Ok((Shown::Exclusive, 1, vec![Holder { token: shown(token).to_vec(), holds: 1, deadline: key.deadline() }]))
         }
         Content::Hash => {
             let (token, holds) = reentrant(key)?;
@@ -448,13 +453,19 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
                 holders.push(Holder { token: member.bytes().to_vec(), holds: 1, deadline });
                 holders.len() < most
             });
+            // Within a client's command the clock stands still, so the key stays while it is counted.
             let from = CString::new(score_text(family, now)).map_err(|_| Failure::Internal)?;
-            let held = site.count_from(&from).and_then(|count| u64::try_from(count).ok()).ok_or(Failure::Internal)?;
+            let held = site.count_from(&from).unwrap_or_else(|| walked_from(key, family, now));
             let shown = if family == Family::Shared { Shown::Shared } else { Shown::Semaphore };
             Ok((shown, held, holders))
         }
         Content::Other => Err(Failure::NoLock),
     }
+}
+
+/// Any string is a lock, and may be long; what is beyond a token's length no call can name.
+fn shown(token: &[u8]) -> &[u8] {
+    token.get(..args::LONGEST_TOKEN).unwrap_or(token)
 }
 
 /// What kind of lock a key holds.
@@ -492,6 +503,16 @@ fn ends(key: &Key<'_>) -> Result<(Family, i64, i64), Failure> {
     let (family, first) = end(Order::Up, f64::NEG_INFINITY)?;
     let (last_family, last) = end(Order::Down, f64::INFINITY)?;
     if family == last_family { Ok((family, first, last)) } else { Err(Failure::NoLock) }
+}
+
+/// How many members have a deadline that is not past, one by one: where a server's people have renamed the command that counts.
+fn walked_from(key: &Key<'_>, family: Family, now: i64) -> u64 {
+    let mut count: u64 = 0;
+    key.members(Order::Up, family.score(now), |_, _| {
+        count = count.saturating_add(1);
+        true
+    });
+    count
 }
 
 fn score_text(family: Family, deadline: i64) -> String {

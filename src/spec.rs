@@ -104,7 +104,7 @@ const DECISION: Replies = Replies {
 pub const LOCK_ACQUIRE: Command = Command {
     name: "LOCK.ACQUIRE",
     summary: "Takes a lock, prolongs it for the token that holds it, or waits for it",
-    complexity: "O(1), and O(log N) to wait, with N being the calls that wait for the key",
+    complexity: "O(1); O(log N) for SHARED with N being the holders, and to wait with N being those who wait",
     since: "0.1.0",
     arity: -4,
     flags: &["write", "denyoom", "blocking"],
@@ -121,7 +121,7 @@ pub const LOCK_ACQUIRE: Command = Command {
 pub const LOCK_RELEASE: Command = Command {
     name: "LOCK.RELEASE",
     summary: "Gives a lock back, if the token holds it",
-    complexity: "O(1)",
+    complexity: "O(1); O(log N) for SHARED with N being the holders, and for each reader it lets in",
     since: "0.1.0",
     arity: 3,
     flags: &["write", "fast"],
@@ -138,7 +138,7 @@ pub const LOCK_RELEASE: Command = Command {
 pub const LOCK_RENEW: Command = Command {
     name: "LOCK.RENEW",
     summary: "Sets the lease of a lock to end ttl from now, if the token holds it",
-    complexity: "O(1)",
+    complexity: "O(1); O(log N) for SHARED with N being the holders",
     since: "0.1.0",
     arity: 4,
     flags: &["write", "fast"],
@@ -155,7 +155,7 @@ pub const LOCK_RENEW: Command = Command {
 pub const LOCK_INFO: Command = Command {
     name: "LOCK.INFO",
     summary: "Shows who holds a lock and who waits for it",
-    complexity: "O(1), at most 100 holders and 100 waiters are listed",
+    complexity: "O(1); O(log N) for SHARED with N being the holders; at most 100 holders and 100 waiters are listed",
     since: "0.1.0",
     arity: 2,
     flags: &["readonly"],

@@ -257,3 +257,27 @@ fn l36_to_l41_readers_writers_and_permits_all_at_once() {
         "too little happened to tell anything"
     );
 }
+
+#[test]
+fn permits_that_end_in_the_same_moments_as_they_are_counted_harm_nobody() {
+    // Where a server reads the clock anew for each step, a key may expire between being opened and being counted.
+    let server = Server::start();
+    let mut client = server.client();
+    let keys = 60;
+    for round in 0..6 {
+        let mut asked: Vec<Client> = Vec::new();
+        for n in 0..keys {
+            let key = format!("s{round}-{n}");
+            for (token, ttl) in [("a", "60ms"), ("b", "61ms")] {
+                client.call(&["SEM.ACQUIRE", &key, token, ttl, "2"]);
+            }
+            let mut waiter = server.client();
+            waiter.send(&["SEM.ACQUIRE", &key, "c", "1m", "2", "BLOCK", "10s"]);
+            asked.push(waiter);
+        }
+        for mut waiter in asked {
+            assert!(waiter.read(SOON).unwrap().int() > 0);
+        }
+    }
+    assert_eq!(server.info_int("sluice", "sluice_internal_errors"), 0);
+}

@@ -291,3 +291,13 @@ fn client_libraries_that_cannot_be_had_are_a_line_each_and_no_failure() {
     // With redis-py in the system there is nothing to get, nor without node.
     assert_eq!(Machine::new().with("python3", "exit 0").with("npm", "exit 1").works(&["scripts/setup"]), "");
 }
+
+#[test]
+fn the_demo_says_what_it_lacks() {
+    let machine = Machine::new();
+    assert_names(&machine.fails(&["scripts/demo"]), &["Python 3.10"]);
+    let out = Machine::new().with("python3", "exit 1").bash(&["scripts/demo"]);
+    assert!(!out.status.success());
+    assert_names(&text(&out.stdout), &["could not be installed"]);
+    assert_names(&text(&out.stderr), &["aiohttp"]);
+}

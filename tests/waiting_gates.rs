@@ -433,3 +433,24 @@ fn many_gates_in_a_row_lose_nobody() {
     assert_eq!(waiters(&primary), 0);
     same_everywhere(primary, &follower);
 }
+
+#[test]
+fn commands_that_a_servers_people_have_renamed_starve_nobody() {
+    for renamed in [&["SETRANGE"][..], &["SETRANGE", "ZREMRANGEBYRANK", "ZCOUNT", "DEL", "CLUSTER"]] {
+        let renames: Vec<&str> = renamed.iter().flat_map(|name| ["--rename-command", name, ""]).collect();
+        let server = Server::builder().args(&renames).start();
+        hold(&server, "k", "tA", "100ms");
+        let mut b = line_up(&server, "k", "tB", "1m", "0");
+        assert!(b.fence() > 0, "the lease ended, {renamed:?} renamed");
+        let mut c = line_up(&server, "k", "tC", "1m", "0");
+        server.call(&["UNLINK", "k"]);
+        assert!(c.fence() > 0);
+
+        let mut client = server.client();
+        for (token, ttl) in [("s1", "50ms"), ("s2", "1m")] {
+            assert!(client.call(&["SEM.ACQUIRE", "s", token, ttl, "2"]).int() > 0);
+        }
+        wait_until(SOON, "a permit is free again", || client.call(&["SEM.ACQUIRE", "s", "s3", "1m", "2"]).int() > 0);
+        assert_eq!(server.info_int("sluice", "sluice_internal_errors"), 0);
+    }
+}

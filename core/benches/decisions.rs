@@ -1,5 +1,5 @@
 //! What a decision takes without a server: `make bench-core`.
-#![allow(missing_docs, clippy::unwrap_used, clippy::arithmetic_side_effects)]
+#![allow(missing_docs, clippy::panic, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use sluice_core::args;

@@ -284,7 +284,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 10 } else { 20_000 }))]
 
         #[test]
         fn both_widths_reckon_alike_wherever_the_small_one_answers(

@@ -27,28 +27,6 @@ pub fn renewed(current: Option<i64>, now: i64, ttl: u64) -> Option<i64> {
     (current != Some(wanted)).then_some(wanted)
 }
 
-/// How an exclusive lock stands to the token that asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Nobody holds it.
-    Free,
-    /// The asking token holds it.
-    Mine,
-    /// Another token holds it.
-    Theirs,
-}
-
-/// Who holds the lock, seen from `token`: compared as bytes, whole, and nothing else.
-#[inline]
-#[must_use]
-pub fn standing(holder: Option<&[u8]>, token: &[u8]) -> Standing {
-    match holder {
-        None => Standing::Free,
-        Some(holder) if holder == token => Standing::Mine,
-        Some(_) => Standing::Theirs,
-    }
-}
-
 /// What a deadline leaves at `now`, as a reply shows it: -1 without a deadline, never below 0.
 #[inline]
 #[must_use]
@@ -60,15 +38,6 @@ pub fn left(current: Option<i64>, now: i64) -> i64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn a_token_is_compared_whole_and_exactly() {
-        assert_eq!(standing(None, b"a"), Standing::Free);
-        assert_eq!(standing(Some(b"a"), b"a"), Standing::Mine);
-        for other in [&b""[..], b"A", b"a\0", b"ab", b"b", b" a"] {
-            assert_eq!(standing(Some(other), b"a"), Standing::Theirs);
-        }
-    }
 
     #[test]
     fn a_reacquire_never_shortens_and_a_renew_may() {

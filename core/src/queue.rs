@@ -85,6 +85,7 @@ struct Queue<C> {
     waiting: BTreeMap<u64, Waiter<C>>,
     places: HashMap<Arc<[u8]>, u64, RandomState>,
     look: Option<i64>,
+    lease_end: Option<i64>,
 }
 
 /// All queues of a server.
@@ -297,6 +298,7 @@ impl<C> Queues<C> {
             waiting: BTreeMap::new(),
             places: HashMap::default(),
             look: None,
+            lease_end: None,
         }));
         self.by_key.entry(db).or_default().insert(key, id);
         id
@@ -395,6 +397,20 @@ impl<C> Queues<C> {
     #[must_use]
     pub fn look(&self, id: QueueId) -> Option<i64> {
         self.queues.get(id.0)?.look
+    }
+
+    /// When the lease ends that is waited for: server's ms.
+    pub fn set_lease_end(&mut self, id: QueueId, end: Option<i64>) {
+        if let Some(queue) = self.queues.get_mut(id.0) {
+            queue.lease_end = end;
+        }
+    }
+
+    /// Has the lease ended that was waited for last?
+    #[must_use]
+    pub fn lease_has_ended(&self, id: QueueId, now: i64) -> bool {
+        // A key expires when its deadline is past, not when it is reached.
+        self.queues.get(id.0).and_then(|queue| queue.lease_end).is_some_and(|end| end < now)
     }
 
     /// The next timeout, in monotonic ms.

@@ -1,6 +1,7 @@
 //! Work outside a command: contexts, the one timer, jobs after a command.
 
 use core::ffi::c_void;
+use core::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -12,17 +13,28 @@ use crate::waiters;
 
 /// A context of the server's, for the length of one callback.
 #[derive(Debug)]
-pub struct Context {
+pub struct Context<'c> {
     raw: *mut raw::RedisModuleCtx,
+    callback: PhantomData<&'c ()>,
 }
 
-impl Context {
+/// Puts a context back into the database it was in, also when the work in another one has failed.
+struct Back(*mut raw::RedisModuleCtx, i32);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        // SAFETY: the context outlives this, which lives within one of its methods.
+        unsafe { api!(RedisModule_SelectDb)(self.0, self.1) };
+    }
+}
+
+impl Context<'_> {
     /// The context a callback was given.
     ///
     /// # Safety
     /// `raw` is valid until the callback returns, and the value is not kept beyond that.
     pub(super) const unsafe fn new(raw: *mut raw::RedisModuleCtx) -> Self {
-        Self { raw }
+        Self { raw, callback: PhantomData }
     }
 
     /// Does `work` on a key of any database.
@@ -30,13 +42,14 @@ impl Context {
         let name = Text::new(key);
         // Some servers run a callback on the client whose command has caused it, and a client must stay in its database.
         // SAFETY: the context is valid.
-        let before = unsafe { api!(RedisModule_GetSelectedDb)(self.raw) };
+        let _back = Back(self.raw, unsafe { api!(RedisModule_GetSelectedDb)(self.raw) });
         // SAFETY: as above.
         unsafe { api!(RedisModule_SelectDb)(self.raw, db) };
-        let done = work(&Site { context: self.raw, name: name.raw() });
-        // SAFETY: as above.
-        unsafe { api!(RedisModule_SelectDb)(self.raw, before) };
-        done
+        work(&Site { context: self.raw, name: name.raw() })
+    }
+
+    pub(super) const fn raw(&self) -> *mut raw::RedisModuleCtx {
+        self.raw
     }
 
     /// Is this server a replica, or still reading its data?

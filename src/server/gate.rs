@@ -6,7 +6,7 @@ use std::ffi::CString;
 use redis_module::raw;
 use sluice_core::cluster;
 
-use super::{Failure, Site, api};
+use super::{Context, Failure, Site, api};
 
 /// What would become of a plain write to a key now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Site {
             return Gate::Shut;
         }
         // SAFETY: the format names the arguments that follow: a string of the server's and two C strings.
-        let reply = Reply(unsafe {
+        let by_setrange = Reply(unsafe {
             api!(RedisModule_Call)(
                 self.context,
                 c"SETRANGE".as_ptr(),
@@ -42,11 +42,21 @@ impl Site {
                 c"".as_ptr(),
             )
         });
-        match reply.kind() {
-            None => Gate::Shut,
-            Some(raw::REDISMODULE_REPLY_ERROR) => refusal(reply.text()),
-            Some(_) => Gate::Open,
-        }
+        // A server's people may have renamed the command; to remove an empty range asks the same.
+        by_setrange.gate().unwrap_or_else(|| {
+            // SAFETY: as above.
+            let by_range = Reply(unsafe {
+                api!(RedisModule_Call)(
+                    self.context,
+                    c"ZREMRANGEBYRANK".as_ptr(),
+                    c"SEscc".as_ptr(),
+                    self.name,
+                    c"1".as_ptr(),
+                    c"0".as_ptr(),
+                )
+            });
+            by_range.gate().unwrap_or(Gate::Open)
+        })
     }
 
     /// Where to send those who wait for a key that [`Gate::Elsewhere`] was said of: the server's own redirection.
@@ -83,11 +93,17 @@ impl Site {
                 c"".as_ptr(),
             )
         });
-        reply.kind().is_none_or(|kind| kind == raw::REDISMODULE_REPLY_ERROR && reply.text().starts_with(b"OOM"))
+        match reply.kind() {
+            // Above the limit as it is, a server that does not know the command is taken at its worst.
+            None => true,
+            Some(raw::REDISMODULE_REPLY_ERROR) => reply.text().starts_with(b"OOM") || reply.gate().is_none(),
+            Some(_) => false,
+        }
     }
 
     /// `ZCOUNT key from +inf`: how many members of a sorted set have at least this score, without walking over them.
-    pub fn count_from(&self, from: &CStr) -> Option<i64> {
+    /// Outside a client's command no handle on the key may be open.
+    pub fn count_from(&self, from: &CStr) -> Option<u64> {
         // SAFETY: as in `gate`.
         let reply = Reply(unsafe {
             api!(RedisModule_Call)(
@@ -99,7 +115,7 @@ impl Site {
                 c"+inf".as_ptr(),
             )
         });
-        reply.integer()
+        reply.integer().and_then(|count| u64::try_from(count).ok())
     }
 
     /// `DEL key`, as a client would send it. No handle on a key that holds something may be open.
@@ -111,10 +127,41 @@ impl Site {
     }
 }
 
+impl Context<'_> {
+    /// Has nothing been written to a client that it has not got yet?
+    pub(super) fn has_no_output(&self, id: u64) -> bool {
+        let mut digits = itoa::Buffer::new();
+        let id = digits.format(id);
+        // SAFETY: the format names the arguments that follow: two C strings, bytes.
+        let reply = Reply(unsafe {
+            api!(RedisModule_Call)(
+                self.raw(),
+                c"CLIENT".as_ptr(),
+                c"ccb".as_ptr(),
+                c"LIST".as_ptr(),
+                c"ID".as_ptr(),
+                id.as_ptr(),
+                id.len(),
+            )
+        });
+        let says = |field: &[u8]| reply.text().windows(field.len()).any(|part| part == field);
+        says(b" obl=0 ") && says(b" oll=0 ")
+    }
+}
+
 /// What the server answers to a command of ours; dropped, it is freed.
 struct Reply(*mut raw::RedisModuleCallReply);
 
 impl Reply {
+    /// What an attempt to write says of the gate; nothing if the server does not know the command.
+    fn gate(&self) -> Option<Gate> {
+        match self.kind() {
+            None => None,
+            Some(raw::REDISMODULE_REPLY_ERROR) => refusal(self.text()),
+            Some(_) => Some(Gate::Open),
+        }
+    }
+
     /// None: there was no such command, or it was not run.
     fn kind(&self) -> Option<isize> {
         // SAFETY: not null, and not yet freed.
@@ -152,13 +199,15 @@ impl Drop for Reply {
 }
 
 /// What an error says of the gate. A key of another type is no obstacle to a write as such.
-fn refusal(text: &[u8]) -> Gate {
-    let elsewhere = b"non local key";
+fn refusal(text: &[u8]) -> Option<Gate> {
+    let says = |words: &[u8]| text.windows(words.len()).any(|part| part.eq_ignore_ascii_case(words));
     if text.starts_with(b"WRONGTYPE") {
-        Gate::Open
-    } else if text.windows(elsewhere.len()).any(|part| part == elsewhere) {
-        Gate::Elsewhere
+        Some(Gate::Open)
+    } else if says(b"non local key") {
+        Some(Gate::Elsewhere)
+    } else if says(b"unknown redis command") || says(b"unknown command") {
+        None
     } else {
-        Gate::Shut
+        Some(Gate::Shut)
     }
 }

@@ -96,6 +96,22 @@ impl<'c> Key<'c> {
         done(unsafe { api!(RedisModule_SetAbsExpire)(self.raw(), deadline) })
     }
 
+    /// Runs `ask` while the key is closed, and opens it anew. Outside a client's command Redis 7.0 reads the clock for each
+    /// command we run, so one may find the key expired, and a handle on it would point to what is gone.
+    pub fn while_closed<R>(&mut self, ask: impl FnOnce(&Site) -> R) -> R {
+        self.close();
+        let done = ask(self.site);
+        *self = Self::open(self.site, true);
+        done
+    }
+
+    fn close(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            // SAFETY: opened once, closed once, within the call that opened it.
+            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
+        }
+    }
+
     /// Makes room for a key that holds nothing.
     ///
     /// While writes are paused no key expires: it opens as if it held nothing, but it is still there, and to create it again
@@ -279,10 +295,7 @@ const fn done(status: i32) -> Result<(), Failure> {
 
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw {
-            // SAFETY: opened once, closed once, within the call that opened it.
-            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
-        }
+        self.close();
     }
 }
 

@@ -1,7 +1,8 @@
 //! The thin safe layer over the server's module API, and the only room that says `unsafe`.
 //!
-//! The server calls in on one thread at a time, under its global lock, and never while a callback of ours runs, so what is
-//! kept in statics here is never contended.
+//! The server calls in on one thread at a time, under its global lock, so what is kept in statics here is never contended. It
+//! does call in while a callback of ours runs, to tell of the events of our own writes: whoever holds a lock then must be
+//! asked with `try_lock`.
 
 mod blocked;
 mod call;
@@ -20,7 +21,7 @@ mod replicate;
 mod site;
 mod text;
 
-pub use blocked::{Answer, Blocked};
+pub use blocked::{Answer, Blocked, loses_replies};
 pub use call::{Call, Command};
 pub use clock::now_us;
 pub use config::Config;

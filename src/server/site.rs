@@ -73,7 +73,7 @@ impl Site {
     }
 
     /// The context it is in.
-    pub const fn context(&self) -> Context {
+    pub const fn context(&self) -> Context<'_> {
         // SAFETY: it is valid as long as the site.
         unsafe { Context::new(self.context) }
     }

@@ -44,10 +44,21 @@ struct Grant {
     token: Arc<[u8]>,
 }
 
+/// How far a client has come.
 #[derive(Debug)]
 enum Stage {
     Waits(Place),
-    UnderWay(Grant),
+    /// Granted, and the reply has not gone out.
+    UnderWay {
+        grant: Grant,
+        id: u64,
+        fence: i64,
+    },
+    /// Answered otherwise, and the reply has not gone out. Only kept where a server may lose it.
+    Told {
+        id: u64,
+        answer: Answer,
+    },
 }
 
 struct State {
@@ -63,15 +74,21 @@ struct State {
     every: Option<i64>,
 }
 
+impl State {
+    fn new() -> Self {
+        Self {
+            queues: Queues::new(),
+            clients: HashMap::default(),
+            under_way: HashMap::default(),
+            give_back: Vec::new(),
+            touched: BTreeSet::new(),
+            every: None,
+        }
+    }
+}
+
 lazy_static::lazy_static! {
-    static ref STATE: Mutex<State> = Mutex::new(State {
-        queues: Queues::new(),
-        clients: HashMap::default(),
-        under_way: HashMap::default(),
-        give_back: Vec::new(),
-        touched: BTreeSet::new(),
-        every: None,
-    });
+    static ref STATE: Mutex<State> = Mutex::new(State::new());
 }
 
 /// How many wait or are about to be answered: what every command asks before it asks anything else.
@@ -87,13 +104,21 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The same for a command: one that another module has sent from within a write of ours must not wait for itself.
+fn state_for_command() -> Result<MutexGuard<'static, State>, Failure> {
+    match STATE.try_lock() {
+        Ok(state) => Ok(state),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Failure::Internal),
+    }
+}
+
 /// A command of ours on a key that somebody waits for: whoever is next, and can have the lock, has it before anybody else.
 /// Says whether anybody is left who waits.
 pub fn serve(site: &Site, hold: &mut Hold<'_, '_>) -> Result<bool, Failure> {
-    let mut state = state();
+    let mut state = state_for_command()?;
     let Some(id) = state.queues.find(site.db(), site.key()) else { return Ok(false) };
-    let expired = state.is_due(id);
-    match state.serve(id, hold, expired) {
+    match state.serve(id, hold) {
         // What is no lock for those who wait may be one for who asks now.
         Ok(()) | Err(Failure::NoLock) => Ok(state.queues.find(site.db(), site.key()).is_some()),
         Err(failure) => Err(failure),
@@ -105,7 +130,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     if !call.may_block() {
         return Ok(false);
     }
-    let (mut state, db, key) = (state(), call.db(), call.key());
+    let (mut state, db, key) = (state_for_command()?, call.db(), call.key());
     let most = usize::try_from(MAX_WAITERS.load(Relaxed)).unwrap_or(usize::MAX);
     if !state.queues.has_room(db, key, most, token) {
         return Err(Failure::QueueFull);
@@ -124,7 +149,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     };
     state.clients.insert(blocked, Stage::Waits(joined.place));
     if let Some(displaced) = joined.displaced {
-        state.dismiss(displaced.blocked, Answer::Integer(0));
+        state.dismiss(&displaced, Answer::Integer(0));
         // What is asked for now may be had at once, where what was asked for before could not.
         state.touched.insert(joined.place.queue());
         call.context().work_soon();
@@ -141,7 +166,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
 
 /// A token has been granted the lock, or has renewed it: an earlier grant of it that is under way will not be taken back.
 pub fn confirm(site: &Site, token: &[u8]) {
-    let mut state = state();
+    let Ok(mut state) = state_for_command() else { return };
     if state.under_way.is_empty() && state.give_back.is_empty() {
         return;
     }
@@ -155,10 +180,10 @@ pub fn confirm(site: &Site, token: &[u8]) {
 
 /// A token that is only queued takes itself out. Says whether it was queued.
 pub fn withdraw(site: &Site, token: &[u8]) -> bool {
-    let mut state = state();
+    let Ok(mut state) = state_for_command() else { return false };
     let Some(id) = state.queues.find(site.db(), site.key()) else { return false };
     let Some(left) = state.queues.leave_token(id, token) else { return false };
-    state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
+    state.dismiss(&left.waiter.client, Answer::Integer(0));
     if left.was_head {
         state.touched.insert(id);
         site.context().work_soon();
@@ -182,16 +207,15 @@ pub struct Shown {
 
 /// Before a key is shown: if it is free, and a write would be taken, those who wait are served. So it is not shown free.
 pub fn refresh(site: &Site) {
-    let mut state = state();
+    let Ok(mut state) = state_for_command() else { return };
     if let Some(id) = state.queues.find(site.db(), site.key()) {
-        let expired = state.is_due(id);
-        state.look(&site.context(), id, expired);
+        state.look(&site.context(), id);
     }
 }
 
 /// How many wait for a key, and the first of them.
 pub fn show(site: &Site, most: usize) -> (usize, Vec<Shown>) {
-    let state = state();
+    let Ok(state) = state_for_command() else { return (0, Vec::new()) };
     let Some(id) = state.queues.find(site.db(), site.key()) else { return (0, Vec::new()) };
     let now = monotonic_ms();
     let shown = state.queues.waiters(id).take(most).map(|waiter| Shown {
@@ -212,7 +236,7 @@ pub fn delivered(client: Blocked) {
 
 /// A client waits no more, for it is gone, or CLIENT UNBLOCK has ended its wait: out of the queue with it. A grant on its way
 /// to it goes back.
-pub fn gone(context: &Context, client: Blocked) {
+pub fn gone(context: &Context<'_>, client: Blocked) {
     let mut state = state();
     match state.clients.remove(&client) {
         Some(Stage::Waits(place)) => {
@@ -221,9 +245,14 @@ pub fn gone(context: &Context, client: Blocked) {
                 state.touched.insert(place.queue());
             }
         }
-        Some(Stage::UnderWay(grant)) => {
+        Some(Stage::UnderWay { grant, id, fence }) => {
             state.under_way.remove(&grant);
-            state.give_back.push(grant);
+            if !server::loses_replies() || !context.pays(id, &Answer::Integer(fence)) {
+                state.give_back.push(grant);
+            }
+        }
+        Some(Stage::Told { id, answer }) => {
+            context.pays(id, &answer);
         }
         None => return, // its end has come already
     }
@@ -236,7 +265,7 @@ pub fn gone(context: &Context, client: Blocked) {
 /// Something has happened to a key. Called for every key of the server while somebody waits, so it tells most of them from a
 /// waited one by a look at a small table; and not for what we do ourselves, for then the state is locked.
 #[inline]
-pub fn touched(key: &[u8], place: impl FnOnce() -> (Context, i32)) {
+pub fn touched<'c>(key: &[u8], now: bool, place: impl FnOnce() -> (Context<'c>, i32)) {
     let mut state = match STATE.try_lock() {
         Ok(state) => state,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -248,12 +277,16 @@ pub fn touched(key: &[u8], place: impl FnOnce() -> (Context, i32)) {
     let (context, db) = place();
     if let Some(id) = state.queues.find(db, key) {
         state.touched.insert(id);
-        context.work_soon();
+        if now {
+            context.work_soon();
+        } else {
+            server::arm(0);
+        }
     }
 }
 
 /// All keys of a database, or of all of them, may be gone or others.
-pub fn flushed(context: &Context, db: Option<i32>) {
+pub fn flushed(context: &Context<'_>, db: Option<i32>) {
     let mut state = state();
     let queues = db.map_or_else(|| state.queues.all(), |db| state.queues.of_db(db));
     state.touched.extend(queues);
@@ -264,36 +297,44 @@ pub fn flushed(context: &Context, db: Option<i32>) {
 pub fn demoted() {
     let mut state = state();
     state.give_back.clear();
-    let waiting: Vec<(Blocked, Place)> = state
+    let waiting: Vec<Place> = state
         .clients
-        .iter()
-        .filter_map(|(&client, stage)| match stage {
-            Stage::Waits(place) => Some((client, *place)),
-            Stage::UnderWay(_) => None,
+        .values()
+        .filter_map(|stage| match stage {
+            Stage::Waits(place) => Some(*place),
+            Stage::UnderWay { .. } | Stage::Told { .. } => None,
         })
         .collect();
-    for (client, place) in waiting {
-        state.queues.leave(place);
-        state.dismiss(client, Answer::Error(c"UNBLOCKED this server is a replica now: ask its primary".into()));
+    for place in waiting {
+        let Some(left) = state.queues.leave(place) else { continue };
+        state.dismiss(
+            &left.waiter.client,
+            Answer::Error(c"UNBLOCKED this server is a replica now: ask its primary".into()),
+        );
     }
     state.count();
 }
 
+/// The module goes. Nobody waits any more, but maps that were in use keep a piece of memory when they are empty.
+pub fn forget() {
+    *state() = State::new();
+}
+
 /// What the events left to do, as soon as writing is allowed.
-pub fn work(context: &Context) {
+pub fn work(context: &Context<'_>) {
     state().work(context);
 }
 
 /// The timer: timeouts, leases that have ended, and what is to be tried again.
-pub fn tick(context: &Context) {
+pub fn tick(context: &Context<'_>) {
     let mut state = state();
     // A lease that ended before a timeout goes to who still waits.
     for id in state.queues.due(server::now_us().div_euclid(1000)) {
-        state.look(context, id, true);
+        state.look(context, id);
     }
     for place in state.queues.timed_out(monotonic_ms()) {
         let Some(left) = state.queues.leave(place) else { continue };
-        state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
+        state.dismiss(&left.waiter.client, Answer::Integer(0));
         stats::bump(&stats::of(left.waiter.ask.want).timeouts);
         if left.was_head {
             state.touched.insert(place.queue());
@@ -318,13 +359,14 @@ pub fn check() {
 
 impl State {
     /// Grants to the head of a queue, and to the next, for as long as the lock admits them.
-    fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>, expired: bool) -> Result<(), Failure> {
+    fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>) -> Result<(), Failure> {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return Ok(()) };
+        let expired = self.queues.lease_has_ended(id, server::now_us().div_euclid(1000));
         let (clients, under_way, give_back) = (&mut self.clients, &mut self.under_way, &mut self.give_back);
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
             let grant = Grant { db, key: Arc::clone(&key), token: waiter.token };
-            clients.insert(client, Stage::UnderWay(grant.clone()));
+            clients.insert(client, Stage::UnderWay { grant: grant.clone(), id: waiter.client.id, fence });
             // An earlier grant of the token, whose lock has gone another way since, is not to take this one back.
             give_back.retain(|given| *given != grant);
             if let Some(earlier) = under_way.insert(grant, client) {
@@ -343,25 +385,29 @@ impl State {
     }
 
     /// A client is answered, and not by a grant.
-    fn dismiss(&mut self, client: Blocked, answer: Answer) {
-        self.clients.remove(&client);
-        client.answer(answer);
+    fn dismiss(&mut self, client: &Client, answer: Answer) {
+        if server::loses_replies() {
+            self.clients.insert(client.blocked, Stage::Told { id: client.id, answer: answer.clone() });
+        } else {
+            self.clients.remove(&client.blocked);
+        }
+        client.blocked.answer(answer);
     }
 
     fn delivered(&mut self, client: Blocked) {
-        if let Some(Stage::UnderWay(grant)) = self.clients.get(&client) {
-            self.under_way.remove(grant);
-            self.clients.remove(&client);
+        if let Some(stage) = self.clients.remove(&client) {
+            if let Stage::UnderWay { grant, .. } = stage {
+                self.under_way.remove(&grant);
+            }
             self.count();
         }
     }
 
-    fn work(&mut self, context: &Context) {
+    fn work(&mut self, context: &Context<'_>) {
         if context.is_passive() {
             self.give_back.clear();
         }
-        let grants = core::mem::take(&mut self.give_back);
-        for grant in grants {
+        for grant in core::mem::take(&mut self.give_back) {
             let open = context.at(grant.db, &grant.key, |site| self.take_back(site, &grant));
             if let Err(later) = open {
                 self.give_back.push(grant);
@@ -369,8 +415,7 @@ impl State {
             }
         }
         for id in core::mem::take(&mut self.touched) {
-            let expired = self.is_due(id);
-            self.look(context, id, expired);
+            self.look(context, id);
         }
         self.count();
         self.arm();
@@ -386,23 +431,18 @@ impl State {
         }
         let token = Text::new(&grant.token);
         let mut key = site.open();
-        let hold = Hold::new(site, &mut key);
+        let mut hold = Hold::new(site, &mut key);
         if let Ok(found) = hold.find(token.lend()) {
             let _ = hold.release(found, token.lend(), |hold| {
                 let Some(id) = self.queues.find(grant.db, &grant.key) else { return Ok(()) };
-                self.serve(id, hold, false)
+                self.serve(id, hold)
             });
         }
         Ok(())
     }
 
-    /// Has the lease ended that the queue was to be looked at for?
-    fn is_due(&self, id: QueueId) -> bool {
-        self.queues.look(id).is_some_and(|when| when <= server::now_us().div_euclid(1000))
-    }
-
     /// Looks at a key that somebody waits for, outside a client's command.
-    fn look(&mut self, context: &Context, id: QueueId, expired: bool) {
+    fn look(&mut self, context: &Context<'_>, id: QueueId) {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return };
         context.at(db, &key, |site| {
             let again = match site.gate() {
@@ -413,7 +453,7 @@ impl State {
                     let mut key = site.open();
                     let mut hold = Hold::new(site, &mut key);
                     // What keeps a lock from being read, as a key of another type does, keeps its waiters as well.
-                    let _ = self.serve(id, &mut hold, expired);
+                    let _ = self.serve(id, &mut hold);
                     return;
                 }
             };
@@ -423,15 +463,16 @@ impl State {
 
     /// The key is another node's now: all who wait for it are sent there.
     fn send_on(&mut self, id: QueueId, to: &CStr) {
-        while let Some((place, head)) = self.queues.head(id) {
-            let client = head.client.blocked;
-            self.queues.leave(place);
-            self.dismiss(client, Answer::Error(to.into()));
+        while let Some((place, _)) = self.queues.head(id) {
+            let Some(left) = self.queues.leave(place) else { break };
+            self.dismiss(&left.waiter.client, Answer::Error(to.into()));
         }
+        self.count();
     }
 
     /// When a key is to be looked at next: right after its lease has ended, and from time to time where nothing tells of it.
     fn look_after(&mut self, id: QueueId, lease_ends: Option<i64>) {
+        self.queues.set_lease_end(id, lease_ends);
         // A key expires when its deadline is past, not when it is reached.
         let mut when = lease_ends.map(|ends| ends.saturating_add(1));
         if let Some(every) = self.every {
@@ -446,7 +487,7 @@ impl State {
         let permits = self.queues.waiting_for_permits();
         stats::set(&stats::LOCK.waiters, waiting.saturating_sub(permits));
         stats::set(&stats::SEM.waiters, permits);
-        let busy = waiting.saturating_add(self.under_way.len()).saturating_add(self.give_back.len());
+        let busy = self.clients.len().saturating_add(self.give_back.len());
         if busy == 0 && BUSY.load(Relaxed) > 0 {
             // The last one out gives back what a rush had needed.
             (self.clients, self.under_way) = (HashMap::default(), HashMap::default());

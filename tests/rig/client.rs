@@ -47,10 +47,21 @@ impl Client {
         self.send_raw(&packed(words));
     }
 
+    /// Sends a command; false if the connection is closed.
+    pub fn send_if_open<W: AsRef<[u8]>>(&mut self, words: &[W]) -> bool {
+        self.socket.write_all(&packed(words)).is_ok()
+    }
+
     /// Sends several commands in one write.
     #[track_caller]
     pub fn send_all(&mut self, commands: &[Vec<Vec<u8>>]) {
         self.send_raw(&commands.iter().flat_map(|words| packed(words)).collect::<Vec<_>>());
+    }
+
+    /// The same; false if the server has closed the connection.
+    #[must_use]
+    pub fn try_send_all(&mut self, commands: &[Vec<Vec<u8>>]) -> bool {
+        self.socket.write_all(&commands.iter().flat_map(|words| packed(words)).collect::<Vec<_>>()).is_ok()
     }
 
     /// Sends bytes as they are.

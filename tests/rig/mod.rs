@@ -10,8 +10,10 @@
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice)]
 
 mod client;
+pub mod cluster;
 mod dump;
 pub mod line;
+pub mod sentinel;
 mod server;
 mod spawn;
 mod value;
@@ -20,7 +22,7 @@ pub use client::Client;
 pub(crate) use client::args;
 pub use dump::{Entry, dump_all};
 pub use redis::Value;
-pub use server::{Builder, Server, cli_program, module_file, replica, target_dir, wait_for_sync};
+pub use server::{Builder, Server, cli_program, module_file, replica, server_program, target_dir, wait_for_sync};
 pub use spawn::in_path;
 pub use value::ValueExt;
 

@@ -387,14 +387,14 @@ pub fn wait_for_sync(primary: &Server, replica: &Server) {
 }
 
 /// The last lines of a log.
-fn tail(log: &str) -> String {
+pub(super) fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(25)..].join("\n")
 }
 
 /// A port that is free now. Ports below those that systems give to outgoing connections, and low enough for a cluster's
 /// second port (10000 above) to be so too.
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     let mut random = rand::rng();
     (0..1000)
@@ -403,17 +403,23 @@ fn free_port() -> u16 {
         .expect("a free port")
 }
 
+/// The root of the repository, also for the tests of a member of the workspace, which share this file.
+fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|dir| dir.join("tests/rig").is_dir()).unwrap_or(package).to_owned()
+}
+
 /// Where cargo puts what it builds.
 pub fn target_dir() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
 
 /// SLUICE_SERVER, or the one that `make` has put into the target folder, or the one in the PATH.
-fn server_program() -> PathBuf {
+pub fn server_program() -> PathBuf {
     let made = target_dir().join("tools/redis-server");
     match std::env::var_os("SLUICE_SERVER") {
-        Some(given) => Path::new(env!("CARGO_MANIFEST_DIR")).join(given),
+        Some(given) => root().join(given),
         None if made.exists() => made,
         None => in_path("redis-server").expect("no redis-server in the PATH: run `make test`, which gets it"),
     }
@@ -434,7 +440,7 @@ pub fn cli_program() -> PathBuf {
 
 /// SLUICE_MODULE, or what `make build` made, if nothing that goes into it is newer.
 pub fn module_file() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     if let Some(given) = std::env::var_os("SLUICE_MODULE") {
         return root.join(given);
     }
