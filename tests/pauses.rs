@@ -470,6 +470,8 @@ fn all_that_can_happen_to_waiters_happens_in_a_cluster_failover_that_fails() {
         |_, probe| assert_eq!(probe.read(SOON).expect("the pause ends"), Value::Okay),
     );
     assert_eq!(first.info("replication")["role"], "master");
+    // The replica gives up in its own time; votes that came before that would still be counted.
+    wait_until(SOON, "the replica has given up", || follower.log().contains("Manual failover timed out"));
     others.iter().for_each(Server::cont);
     same_in_cluster(&first, follower);
 }

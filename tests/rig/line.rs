@@ -167,16 +167,18 @@ impl Noise {
     pub fn of(server: &Server) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, mut client) = (Arc::clone(&stop), server.client());
+        // The time until the thread runs is the machine's as well.
+        let mut from = Instant::now();
         let thread = std::thread::spawn(move || {
             let mut lost = Vec::new();
             while !stopped.load(Relaxed) {
-                let from = Instant::now();
                 std::thread::sleep(ms(1));
                 client.call(&["PING"]);
                 // A sleep is late by a part of a millisecond everywhere.
                 if from.elapsed() > ms(2) {
                     lost.push((from + ms(1), Instant::now()));
                 }
+                from = Instant::now();
             }
             lost
         });
