@@ -242,3 +242,35 @@ get_shop() {
         say "what examples/shop needs could not be installed (no network? no venv? Python before 3.10?): it is not run; see $clients/shop.log"
     fi
 }
+
+# Gets valgrind, which the bench counts instructions with, where it can; nothing but the bench needs it, and it says so itself.
+get_valgrind() {
+    local as_root=() log=$tools/valgrind.log
+    have valgrind && return
+    have apt-get || return 0
+    if [[ $(id -u) != 0 ]]; then
+        as_root=(sudo -n)
+        if ! have sudo || ! sudo -n true 2>/dev/null; then return 0; fi
+    fi
+    mkdir -p "$tools"
+    say "installing valgrind with apt-get"
+    apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1; }
+    : >"$log"
+    if ! apt install -y --no-install-recommends valgrind &&
+        ! { apt update && apt install -y --no-install-recommends valgrind; }; then
+        say "valgrind could not be installed (no network?): bench-check is skipped; see $log"
+    fi
+}
+
+# Sets what bench/ asks for, or `lacking` to what is missing.
+need_bench() {
+    need_rust
+    need_system
+    get_valgrind
+    find_server
+    export SLUICE_SERVER=$server SLUICE_MODULE=${CARGO_TARGET_DIR:-$root/target}/release/libsluice.so
+    lacking=''
+    have python3 || lacking="python3 is missing"
+    if ! have valgrind || ! have vgdb; then lacking="valgrind is missing; install with: sudo apt-get install valgrind"; fi
+    [[ -z $lacking ]]
+}

@@ -8,9 +8,9 @@
 //!
 //! An exclusive lock is thereby the same as that of every client that locks with `SET key token NX PX`.
 
-use core::cell::{Cell, OnceCell};
+use core::cell::Cell;
 use std::ffi::CString;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use sluice_core::args;
 use sluice_core::fence::Fence;
@@ -20,7 +20,14 @@ use sluice_core::queue::{Ask, Lock};
 
 use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text};
 
-static FENCE: Mutex<Fence> = Mutex::new(Fence::new());
+/// The last fencing token given. Under the server's global lock a plain load and store is enough.
+static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
+
+/// When, in ms, the last grant was.
+static GRANTED_AT: AtomicI64 = AtomicI64::new(i64::MIN);
+
+/// When, in ms, a lease was last renewed, for each class of keys that [`Hold::renewed_at`] tells apart.
+static RENEWED_AT: [AtomicI64; 256] = [const { AtomicI64::new(i64::MIN) }; 256];
 
 /// How many members whose deadline is past a change takes along at most, so that no call pays for all of a long silence.
 const PRUNED: usize = 64;
@@ -43,7 +50,7 @@ pub struct Hold<'k, 'c> {
     site: &'c Site,
     key: &'k mut Key<'c>,
     /// Read once, and not at all where a refusal does not depend on it.
-    now_us: OnceCell<i64>,
+    now_us: Cell<Option<i64>>,
     /// Given up, though it is still there.
     freed: bool,
     /// Over, though it is still there: holders who share have deadlines of their own.
@@ -53,13 +60,20 @@ pub struct Hold<'k, 'c> {
 impl<'k, 'c> Hold<'k, 'c> {
     /// The lock in a key opened to write.
     pub const fn new(site: &'c Site, key: &'k mut Key<'c>) -> Self {
-        Self { site, key, now_us: OnceCell::new(), freed: false, stale: Cell::new(false) }
+        Self { site, key, now_us: Cell::new(None), freed: false, stale: Cell::new(false) }
     }
 
+    #[inline]
     fn now_us(&self) -> i64 {
-        *self.now_us.get_or_init(|| self.site.now_us())
+        if let Some(now) = self.now_us.get() {
+            return now;
+        }
+        let now = self.site.now_us();
+        self.now_us.set(Some(now));
+        now
     }
 
+    #[inline]
     fn now(&self) -> i64 {
         self.now_us().div_euclid(1000)
     }
@@ -76,15 +90,19 @@ impl<'k, 'c> Hold<'k, 'c> {
         match self.key.content() {
             Content::Nothing => Ok(Found::Free),
             Content::String(holder) => Ok(Found::Exclusive { mine: holder == token.bytes() }),
-            Content::Hash => {
-                let (holder, holds) = reentrant(self.key)?;
-                Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
-            }
+            Content::Hash => self.find_reentrant(token),
             Content::SortedSet => self.find_among(token),
             Content::Other => Err(Failure::NoLock),
         }
     }
 
+    #[inline(never)]
+    fn find_reentrant(&self, token: Lent<'_>) -> Result<Found, Failure> {
+        let (holder, holds) = reentrant(self.key)?;
+        Ok(Found::Reentrant { mine: holder == token.bytes(), holds })
+    }
+
+    #[inline(never)]
     fn find_among(&mut self, token: Lent<'_>) -> Result<Found, Failure> {
         let now = self.now();
         let mine = match self.key.score(token) {
@@ -161,6 +179,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 
     /// Writes a decision that grants, and gives its fencing token. A holder's lease is never shortened by it.
+    #[inline]
     pub fn grant(
         &mut self,
         found: Found,
@@ -169,13 +188,34 @@ impl<'k, 'c> Hold<'k, 'c> {
         want: Want,
         ttl: u64,
     ) -> Result<i64, Failure> {
+        let (now_us, now) = (self.now_us(), self.now());
+        if (decision, found) == (Decision::Exclusive, Found::Free) && !self.freed && !self.stale.get() {
+            let deadline = lease::deadline(now, ttl);
+            self.key.create(token.bytes(), deadline)?;
+            self.site.replicate_set_text(token, deadline)?;
+            self.site.changed(&[Event::Set, Event::Expire]);
+        } else {
+            self.grant_over(found, decision, token, want, ttl)?;
+            (self.freed, self.stale) = (false, Cell::new(false));
+        }
+        GRANTED_AT.store(now, Relaxed);
+        let fence = Fence::after(LAST_FENCE.load(Relaxed)).next(now_us);
+        LAST_FENCE.store(fence, Relaxed);
+        Ok(fence.cast_signed())
+    }
+
+    /// The same where something is there already, or other than a string is to be.
+    #[inline(never)]
+    fn grant_over(
+        &mut self,
+        found: Found,
+        decision: Decision,
+        token: Lent<'_>,
+        want: Want,
+        ttl: u64,
+    ) -> Result<(), Failure> {
         let wanted = lease::deadline(self.now(), ttl);
         match (decision, found) {
-            (Decision::Exclusive, Found::Free) if !self.freed && !self.stale.get() => {
-                self.key.create(token.bytes(), wanted)?;
-                self.site.replicate_set_text(token, wanted)?;
-                self.site.changed(&[Event::Set, Event::Expire]);
-            }
             (Decision::Exclusive, _) => {
                 let deadline = self.at_least(found, token, wanted).unwrap_or(wanted);
                 if matches!(self.key.content(), Content::String(_)) {
@@ -225,8 +265,7 @@ impl<'k, 'c> Hold<'k, 'c> {
             }
             (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
         }
-        (self.freed, self.stale) = (false, Cell::new(false));
-        Ok(FENCE.lock().unwrap_or_else(PoisonError::into_inner).next(self.now_us()).cast_signed())
+        Ok(())
     }
 
     /// The deadline of a holder that converts: the later of its own and the one it asks for, or none if it has none.
@@ -284,7 +323,14 @@ impl<'k, 'c> Hold<'k, 'c> {
         let wanted = lease::deadline(self.now(), ttl);
         match found {
             Found::Exclusive { mine: true } | Found::Reentrant { mine: true, .. } => {
-                if let Some(deadline) = lease::renewed(self.key.deadline(), self.now(), ttl) {
+                // To ask for the deadline takes the server two look-ups, and it is another one than is wanted, unless the lease
+                // was written within this very ms.
+                let renewed_at = self.renewed_at();
+                let now = self.now();
+                let written_now = renewed_at.load(Relaxed) == now || GRANTED_AT.load(Relaxed) == now;
+                let current = if written_now { self.key.deadline() } else { None };
+                if let Some(deadline) = lease::renewed(current, now, ttl) {
+                    renewed_at.store(now, Relaxed);
                     self.set_deadline(deadline)?;
                     self.site.changed(&[Event::Expire]);
                 }
@@ -294,6 +340,15 @@ impl<'k, 'c> Hold<'k, 'c> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// When a lease was last renewed on this key, or on another of its class.
+    #[inline]
+    fn renewed_at(&self) -> &'static AtomicI64 {
+        let end = self.site.key().last_chunk().map_or(0, |end| u64::from_le_bytes(*end));
+        // Fibonacci hashing: the upper bits of the product depend on all of the number.
+        let class = end.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        RENEWED_AT.get(class as usize).unwrap_or(&RENEWED_AT[0])
     }
 
     fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {
@@ -330,6 +385,10 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// Sets the deadline of one who shares, or adds it, and keeps the key in step.
     fn set_share(&mut self, token: Lent<'_>, family: Family, deadline: i64) -> Result<(), Failure> {
         if self.share(token) == Some(deadline) {
+            // The key may have lost its own by PERSIST.
+            if self.follow_last()? {
+                self.site.changed(&[Event::Expire]);
+            }
             return Ok(());
         }
         self.add(token, family, deadline)?;
@@ -361,10 +420,14 @@ impl<'k, 'c> Hold<'k, 'c> {
         self.site.replicate_zrem_up_to(&score_text(family, deadline))
     }
 
-    /// The key lives as long as its last holder.
-    fn follow_last(&mut self) -> Result<(), Failure> {
+    /// The key lives as long as its last holder. Says whether its deadline had to move.
+    fn follow_last(&mut self) -> Result<bool, Failure> {
         let (_, _, last) = ends(self.key)?;
-        if self.key.deadline() == Some(last) { Ok(()) } else { self.set_deadline(last) }
+        if self.key.deadline() == Some(last) {
+            return Ok(false);
+        }
+        self.set_deadline(last)?;
+        Ok(true)
     }
 }
 
@@ -373,7 +436,7 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
     match key.content() {
         Content::Nothing => Ok((Shown::Free, 0, Vec::new())),
         Content::String(token) => {
-            Ok((Shown::Exclusive, 1, vec![Holder { token: token.to_vec(), holds: 1, deadline: key.deadline() }]))
+            Ok((Shown::Exclusive, 1, vec![Holder { token: shown(token).to_vec(), holds: 1, deadline: key.deadline() }]))
         }
         Content::Hash => {
             let (token, holds) = reentrant(key)?;
@@ -398,6 +461,11 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
         }
         Content::Other => Err(Failure::NoLock),
     }
+}
+
+/// Any string is a lock, and may be long; what is beyond a token's length no call can name.
+fn shown(token: &[u8]) -> &[u8] {
+    token.get(..args::LONGEST_TOKEN).unwrap_or(token)
 }
 
 /// What kind of lock a key holds.

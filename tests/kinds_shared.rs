@@ -435,3 +435,22 @@ fn ten_thousand_readers_slow_no_call_visibly() {
         assert!(many < few * 4.0 + 10.0, "µs: {few} with 200 readers, {many} with 10,000");
     }
 }
+
+#[test]
+fn a_renewal_gives_a_persisted_shared_lock_its_end_back_also_where_the_deadline_stays() {
+    let (server, mut client) = start();
+    granted(&mut client, "LOCK.ACQUIRE k r1 10m SHARED");
+    granted(&mut client, "LOCK.ACQUIRE k r2 5m SHARED");
+    // In one transaction, so that the renewal comes to the deadline there is as often as the clock allows.
+    for _ in 0..20 {
+        client.pipeline(&[
+            words("MULTI"),
+            words("LOCK.RENEW k r2 5m"),
+            words("PERSIST k"),
+            words("LOCK.RENEW k r2 5m"),
+            words("EXEC"),
+        ]);
+        assert!(client.call(&["PTTL", "k"]).int() > 0);
+    }
+    no_internal_error(&server);
+}

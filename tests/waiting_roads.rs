@@ -386,3 +386,17 @@ fn the_servers_version_is_known() {
     let server = Server::start();
     assert!(version(&server).1 >= [7, 0, 0]);
 }
+
+#[test]
+fn a_permit_that_another_client_takes_out_goes_to_the_next() {
+    let server = Server::start();
+    let mut client = server.client();
+    for token in ["a", "b"] {
+        assert!(client.call(&["SEM.ACQUIRE", "k", token, "1m", "2"]).int() > 0);
+    }
+    let mut waiter = server.client();
+    waiter.send(&["SEM.ACQUIRE", "k", "c", "1m", "2", "BLOCK", "0"]);
+    wait_for(SOON, "it waits", || server.info_int("sluice", "sluice_sem_waiters"), |n| *n == 1);
+    assert_eq!(client.call(&["ZREM", "k", "a"]).int(), 1);
+    assert!(waiter.read(SOON).unwrap().int() > 0);
+}

@@ -459,7 +459,7 @@ fn aof(dir: &Path) -> Vec<u8> {
 fn log(bytes: &[u8], start_ms: f64) -> Vec<Entry> {
     // All words here are without line ends, and their lengths need no look.
     let text = String::from_utf8_lossy(bytes);
-    let words: Vec<&str> = text.split("\r\n").filter(|line| !line.starts_with('$')).collect();
+    let words: Vec<&str> = text.lines().filter(|line| !line.starts_with('$')).collect();
     let mut entries = Vec::new();
     for command in words.split(|line| line.starts_with('*')) {
         if let ["SET", key, token, "PXAT", deadline] = command
@@ -691,6 +691,9 @@ fn the_checker_finds_a_lock_that_was_lost_before_its_deadline() {
 fn the_aof_is_read_as_the_server_writes_it() {
     let bytes = b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*5\r\n$3\r\nSET\r\n$2\r\nk2\r\n$2\r\nt7\r\n$4\r\nPXAT\r\n$4\r\n1005\r\n*2\r\n$3\r\nDEL\r\n$2\r\nk2\r\n";
     let read = log(bytes, 1_000.0);
+    // Whether it is the last or not.
+    let set = bytes.len() - b"*2\r\n$3\r\nDEL\r\n$2\r\nk2\r\n".len();
+    assert_eq!(log(&bytes[..set], 1_000.0).len(), 1);
     assert_eq!(read.len(), 1);
     assert_eq!((read[0].key, read[0].token.as_str(), read[0].deadline), (2, "t7", 5_000));
 }

@@ -330,6 +330,15 @@ pub fn bucket<W: Words + ?Sized>(words: &W) -> Result<limit::Request, Invalid> {
 
 #[inline]
 fn limit_options<W: Words + ?Sized>(
+    request: limit::Request,
+    words: &W,
+    first: usize,
+) -> Result<limit::Request, Invalid> {
+    if words.count() > first { given_options(request, words, first) } else { Ok(request) }
+}
+
+#[inline(never)]
+fn given_options<W: Words + ?Sized>(
     mut request: limit::Request,
     words: &W,
     first: usize,

@@ -35,7 +35,7 @@ const FAR: u64 = 1 << 53;
 pub enum Effect {
     /// Nothing: not a byte, not an event.
     Nothing,
-    /// `SETRANGE key 0 value` where the key's TTL may stay, else `SET key value PXAT expiry.set_to`.
+    /// `SET key value KEEPTTL` where the key's TTL may stay, else `SET key value PXAT expiry.set_to`.
     Store {
         /// The new state.
         value: [u8; SIZE],
@@ -284,7 +284,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 10 } else { 20_000 }))]
 
         #[test]
         fn both_widths_reckon_alike_wherever_the_small_one_answers(

@@ -16,6 +16,13 @@ impl Fence {
         Self { last: 0 }
     }
 
+    /// A source whose newest token is `last`.
+    #[inline]
+    #[must_use]
+    pub const fn after(last: u64) -> Self {
+        Self { last }
+    }
+
     /// The next token, larger than every earlier one, at `now_us` (microseconds since 1970).
     #[inline]
     pub fn next(&mut self, now_us: i64) -> u64 {

@@ -173,8 +173,8 @@ pub enum Family {
     Semaphore,
 }
 
-/// The latest deadline a score can hold together with its fraction, in ms: 2^51, the year 73324.
-const LATEST: i64 = 1 << 51;
+/// The latest deadline a score can hold together with its fraction, in ms: below 2^51, the year 73324.
+const LATEST: i64 = (1 << 51) - 1;
 
 impl Family {
     /// The score of a holder whose deadline is `deadline` (ms).
@@ -205,12 +205,12 @@ impl Family {
 /// The family and the deadline (ms) of a score, or nothing if it is none of ours.
 #[must_use]
 pub fn score(score: f64) -> Option<(Family, i64)> {
-    #[allow(clippy::cast_precision_loss, reason = "2^51 is exact in a double")]
+    #[allow(clippy::cast_precision_loss, reason = "2^51 - 1 is exact in a double")]
     if !(0.0..LATEST as f64 + 1.0).contains(&score) {
         return None;
     }
     let whole = score.floor();
-    #[allow(clippy::cast_possible_truncation, reason = "within 0 to 2^51")]
+    #[allow(clippy::cast_possible_truncation, reason = "from 0, and below 2^51")]
     let deadline = whole as i64;
     let fraction = score - whole;
     [Family::Shared, Family::Semaphore]
@@ -349,6 +349,15 @@ mod tests {
             4.503_599_627_370_497e15,
         ] {
             assert_eq!(score(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn the_latest_deadline_is_told_apart_as_all_others_are() {
+        for family in [Family::Shared, Family::Semaphore] {
+            for deadline in [LATEST - 1, LATEST, LATEST + 1, i64::MAX] {
+                assert_eq!(score(family.score(deadline)), Some((family, deadline.min(LATEST))), "{deadline}");
+            }
         }
     }
 

@@ -436,7 +436,7 @@ fn any_time() -> impl Strategy<Value = i64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases(4000)) })]
 
     #[test]
     fn any_bytes_at_any_time_are_answered_or_foreign(

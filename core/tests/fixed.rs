@@ -368,7 +368,7 @@ fn each_step_of_the_clock_gives_at_most_one_extra_quota() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases(2000)) })]
 
     #[test]
     fn any_bytes_at_any_time_are_answered_or_foreign(

@@ -651,7 +651,7 @@ fn never_locks(value: &[u8], now: i64, r: &Request) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases(4000)) })]
 
     #[test]
     fn any_bytes_at_any_time_are_answered_or_foreign(

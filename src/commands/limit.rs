@@ -152,7 +152,7 @@ impl Command for Bucket {
                 if moved(&mut key, expiry)? {
                     call.replicate_set(value, expiry.set_to)?;
                 } else {
-                    call.replicate_setrange(0, value)?;
+                    call.replicate_set_alone(value)?;
                 }
             }
             call.changed(&[Event::Set, Event::Expire]);

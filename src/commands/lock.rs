@@ -9,7 +9,7 @@ use sluice_core::lock::{self, Decision, Found, Want};
 use sluice_core::queue::Ask;
 
 use crate::hold::{self, Hold, Shown};
-use crate::server::{Call, Command, Failure, Key};
+use crate::server::{Call, Command, Failure, Key, Lent};
 use crate::{spec, stats, waiters};
 
 /// LOCK.ACQUIRE.
@@ -20,8 +20,8 @@ impl Command for Acquire {
     const SPEC: &'static spec::Command = &spec::LOCK_ACQUIRE;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let args::Acquire { ttl, mode, block, .. } = args::Acquire::parse(call)?;
-        acquire(call, Ask { want: Want::Lock(mode), ttl }, block)
+        let args::Acquire { token, ttl, mode, block } = args::Acquire::parse(call)?;
+        acquire(call, call.text_of(2, token)?, Ask { want: Want::Lock(mode), ttl }, block)
     }
 }
 
@@ -95,9 +95,8 @@ fn serve(call: &Call, hold: &mut Hold<'_, '_>) -> Result<bool, Failure> {
 }
 
 /// LOCK.ACQUIRE and SEM.ACQUIRE.
-pub fn acquire(call: &Call, ask: Ask, block: Option<Timeout>) -> Result<(), Failure> {
+pub fn acquire(call: &Call, token: Lent<'_>, ask: Ask, block: Option<Timeout>) -> Result<(), Failure> {
     let Ask { want, ttl } = ask;
-    let token = call.text(2)?;
     let mut key = call.open();
     let mut hold = Hold::new(call, &mut key);
     let queued = serve(call, &mut hold)?;
@@ -138,8 +137,8 @@ pub fn acquire(call: &Call, ask: Ask, block: Option<Timeout>) -> Result<(), Fail
 
 /// LOCK.RELEASE and SEM.RELEASE.
 pub fn release(call: &Call, side: Side) -> Result<(), Failure> {
-    args::token(call.word(2))?;
     let token = call.text(2)?;
+    args::token(token.bytes())?;
     let mut key = call.open();
     let mut hold = Hold::new(call, &mut key);
     let found = side.check(side_of(hold.find(token), side)?)?;
@@ -159,9 +158,9 @@ pub fn release(call: &Call, side: Side) -> Result<(), Failure> {
 
 /// LOCK.RENEW and SEM.RENEW.
 pub fn renew(call: &Call, side: Side) -> Result<(), Failure> {
-    args::token(call.word(2))?;
-    let ttl = args::ttl(call.word(3))?;
     let token = call.text(2)?;
+    args::token(token.bytes())?;
+    let ttl = args::ttl(call.word(3))?;
     let mut key = call.open();
     let mut hold = Hold::new(call, &mut key);
     let queued = serve(call, &mut hold)?;

@@ -16,8 +16,8 @@ impl Command for Acquire {
     const SPEC: &'static spec::Command = &spec::SEM_ACQUIRE;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let args::AcquirePermit { ttl, limit, block, .. } = args::AcquirePermit::parse(call)?;
-        lock::acquire(call, Ask { want: Want::Permit(limit), ttl }, block)
+        let args::AcquirePermit { token, ttl, limit, block } = args::AcquirePermit::parse(call)?;
+        lock::acquire(call, call.text_of(2, token)?, Ask { want: Want::Permit(limit), ttl }, block)
     }
 }
 

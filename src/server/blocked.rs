@@ -12,6 +12,7 @@ use std::ptr;
 use redis_module::raw;
 
 use super::context::context_flags;
+use super::events::is_dying;
 use super::{Call, Context, OK, api, guarded};
 use crate::waiters;
 
@@ -96,15 +97,39 @@ unsafe extern "C" fn reply(
         let pending = unsafe { api!(RedisModule_GetBlockedClientPrivateData)(context) }.cast::<Pending>();
         // SAFETY: the data is what `answer` gave, and not yet freed.
         let Some(pending) = (unsafe { pending.as_ref() }) else { return };
-        match &pending.answer {
-            // SAFETY: as above.
-            Answer::Integer(number) => unsafe { api!(RedisModule_ReplyWithLongLong)(context, *number) },
-            // SAFETY: as above; the text ends with NUL.
-            Answer::Error(text) => unsafe { api!(RedisModule_ReplyWithError)(context, text.as_ptr()) },
-        };
+        say(context, &pending.answer);
         waiters::delivered(pending.client);
     });
     OK
+}
+
+fn say(context: *mut raw::RedisModuleCtx, answer: &Answer) {
+    match answer {
+        // SAFETY: the context is that of a running callback about the client.
+        Answer::Integer(number) => unsafe { api!(RedisModule_ReplyWithLongLong)(context, *number) },
+        // SAFETY: as above; the text ends with NUL.
+        Answer::Error(text) => unsafe { api!(RedisModule_ReplyWithError)(context, text.as_ptr()) },
+    };
+}
+
+/// Redis 7.0 loses a reply: when CLIENT UNBLOCK meets a client that we have answered in the same turn, that client gets
+/// neither our answer nor one of the server's, and would take its next reply for it.
+pub fn loses_replies() -> bool {
+    // SAFETY: see `api!`.
+    unsafe { raw::RedisModule_AddPostNotificationJob }.is_none()
+}
+
+impl Context<'_> {
+    /// In a callback that tells that a client's wait is over: gives it the answer that the server has lost, unless CLIENT
+    /// UNBLOCK ERROR has given it another, or it is being freed. Says whether it answered.
+    pub fn pays(&self, id: u64, answer: &Answer) -> bool {
+        // A client that is being freed must not be asked about: parts of it are gone.
+        let owed = !is_dying(id) && self.has_no_output(id);
+        if owed {
+            say(self.raw(), answer);
+        }
+        owed
+    }
 }
 
 /// CLIENT UNBLOCK, without ERROR: as if the wait had ended by itself.

@@ -1,7 +1,6 @@
 //! One call of a command: its words, its key, its reply, and the border that no panic crosses.
 
 use core::ffi::{c_char, c_int};
-use core::marker::PhantomData;
 use core::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -104,7 +103,13 @@ impl Call {
     /// Argument `index` as a string object of the server's.
     #[inline]
     pub fn text(&self, index: usize) -> Result<Lent<'_>, Failure> {
-        Ok(Lent { raw: self.argument(index).ok_or(Failure::Arity)?, owner: PhantomData })
+        self.text_of(index, self.word(index))
+    }
+
+    /// The same where its bytes have been read already.
+    #[inline]
+    pub fn text_of<'c>(&'c self, index: usize, bytes: &'c [u8]) -> Result<Lent<'c>, Failure> {
+        Ok(Lent { raw: self.argument(index).ok_or(Failure::Arity)?, bytes })
     }
 
     /// Replies an integer.

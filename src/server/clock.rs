@@ -1,7 +1,5 @@
 //! The one clock: the server's.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use redis_module::raw;
 
 /// Does the server offer the time it decides expiry by, which stands still during a command, a transaction and a script?
@@ -21,10 +19,11 @@ pub fn now_us() -> i64 {
     }
 }
 
+#[inline]
 fn system_us() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .ok()
-        .and_then(|since| i64::try_from(since.as_micros()).ok())
-        .unwrap_or(0)
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists and the pointer is to a time of ours. `SystemTime` asks the same, and takes three times as long
+    // to wrap the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time) };
+    time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1000)
 }

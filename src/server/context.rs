@@ -48,6 +48,10 @@ impl Context<'_> {
         work(&Site { context: self.raw, name: name.raw() })
     }
 
+    pub(super) const fn raw(&self) -> *mut raw::RedisModuleCtx {
+        self.raw
+    }
+
     /// Is this server a replica, or still reading its data?
     pub fn is_passive(&self) -> bool {
         let flags = context_flags(self.raw);

@@ -1,31 +1,72 @@
 //! What the server tells of its keys, while somebody waits for one, and of itself.
 
 use core::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use redis_module::raw;
 
+use super::blocked::loses_replies;
 use super::context::own;
 use super::{Context, ERR, OK, api, guarded, key};
 use crate::waiters;
 
 /// Does the server tell us what happens to keys?
 static LISTENING: AtomicBool = AtomicBool::new(false);
+/// Does it tell us of connections?
+static WATCHING: AtomicBool = AtomicBool::new(false);
 /// May we listen at all? From Valkey 8.1.0 to 9.1.0 a module that does breaks other clients' MOVE and COPY.
 static DEAF: AtomicBool = AtomicBool::new(false);
 
-/// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like. Where the server knows it: a slot's keys that go without a DEL.
+/// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like, and a permit or a share that another client takes out of its
+/// sorted set. Where the server knows it: a slot's keys that go without a DEL.
 fn classes() -> c_int {
-    let classes = raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    let classes = raw::REDISMODULE_NOTIFY_GENERIC
+        | raw::REDISMODULE_NOTIFY_EXPIRED
+        | raw::REDISMODULE_NOTIFY_EVICTED
+        | raw::REDISMODULE_NOTIFY_ZSET;
     // SAFETY: see `api!`; the function has no preconditions.
     let all = unsafe { raw::RedisModule_GetKeyspaceNotificationFlagsAll }.map_or(0, |all| unsafe { all() });
     classes | (raw::REDISMODULE_NOTIFY_KEY_TRIMMED & all)
+}
+
+/// The client whose connection was closed last, on a server that has to be asked.
+static DYING: AtomicU64 = AtomicU64::new(0);
+
+/// Is this client being freed right now?
+pub(super) fn is_dying(id: u64) -> bool {
+    DYING.load(Relaxed) == id
+}
+
+unsafe extern "C" fn client_changed(
+    _context: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    if subevent == raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
+        // SAFETY: for this event the server gives this type, or nothing.
+        if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
+            DYING.store(client.id, Relaxed);
+        }
+    }
+}
+
+/// On a server that loses replies: has it tell us which connections are closed, or no more.
+fn watch_clients(callback: raw::RedisModuleEventCallback) {
+    if loses_replies() {
+        let event = raw::RedisModuleEvent { id: raw::REDISMODULE_EVENT_CLIENT_CHANGE, dataver: 1 };
+        // SAFETY: the context lives as long as the module.
+        unsafe { api!(RedisModule_SubscribeToServerEvent)(own(), event, callback) };
+    }
 }
 
 /// Has the server tell us what happens to keys from now on. False: it cannot be listened to, so keys must be looked at.
 pub fn listen() -> bool {
     if DEAF.load(Relaxed) {
         return false;
+    }
+    if !WATCHING.swap(true, Relaxed) {
+        watch_clients(Some(client_changed));
     }
     if !LISTENING.load(Relaxed) {
         // SAFETY: the context lives as long as the module.
@@ -37,6 +78,9 @@ pub fn listen() -> bool {
 
 /// Nobody waits any more. A server that cannot be told (Redis before 8.2, Valkey) goes on telling, and is not listened to.
 pub fn stop_listening() {
+    if WATCHING.swap(false, Relaxed) {
+        watch_clients(None);
+    }
     // SAFETY: see `api!`.
     let Some(unsubscribe) = (unsafe { raw::RedisModule_UnsubscribeFromKeyspaceEvents }) else { return };
     // SAFETY: the context lives as long as the module.
@@ -47,7 +91,7 @@ pub fn stop_listening() {
 
 unsafe extern "C" fn happened(
     context: *mut raw::RedisModuleCtx,
-    _class: c_int,
+    class: c_int,
     _event: *const c_char,
     name: *mut raw::RedisModuleString,
 ) -> c_int {
@@ -57,7 +101,9 @@ unsafe extern "C" fn happened(
     guarded(|| {
         // SAFETY: the server keeps the name until the callback returns.
         let name = unsafe { key::bytes(name) };
-        waiters::touched(name, || {
+        // The server evicts key after key until there is room: a lock made again at once would go the same way at once.
+        let now = class & raw::REDISMODULE_NOTIFY_EVICTED == 0;
+        waiters::touched(name, now, || {
             // SAFETY: the context is that of the running callback.
             unsafe { (Context::new(context), api!(RedisModule_GetSelectedDb)(context)) }
         });
@@ -120,6 +166,7 @@ unsafe extern "C" fn cron(
 /// At load: what the server tells of itself, and whether it may be listened to.
 pub(super) fn prepare(context: *mut raw::RedisModuleCtx, deaf: bool) -> Result<(), &'static str> {
     LISTENING.store(false, Relaxed);
+    WATCHING.store(false, Relaxed);
     DEAF.store(deaf, Relaxed);
     type Callback = unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
     let callbacks: [(u64, Callback); 4] = [

@@ -6,7 +6,7 @@ use std::ffi::CString;
 use redis_module::raw;
 use sluice_core::cluster::{self, Endpoint};
 
-use super::{Failure, Site, api};
+use super::{Context, Failure, Site, api};
 
 /// What would become of a plain write to a key now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +127,28 @@ impl Site {
         // SAFETY: as in `gate`.
         let reply = Reply(unsafe { api!(RedisModule_Call)(self.context, c"DEL".as_ptr(), c"!s".as_ptr(), self.name) });
         reply.kind().map_or(Err(Failure::Internal), |_| Ok(()))
+    }
+}
+
+impl Context<'_> {
+    /// Has nothing been written to a client that it has not got yet?
+    pub(super) fn has_no_output(&self, id: u64) -> bool {
+        let mut digits = itoa::Buffer::new();
+        let id = digits.format(id);
+        // SAFETY: the format names the arguments that follow: two C strings, bytes.
+        let reply = Reply(unsafe {
+            api!(RedisModule_Call)(
+                self.raw(),
+                c"CLIENT".as_ptr(),
+                c"ccb".as_ptr(),
+                c"LIST".as_ptr(),
+                c"ID".as_ptr(),
+                id.as_ptr(),
+                id.len(),
+            )
+        });
+        let says = |field: &[u8]| reply.text().windows(field.len()).any(|part| part == field);
+        says(b" obl=0 ") && says(b" oll=0 ")
     }
 }
 

@@ -8,7 +8,7 @@ use redis_module::raw;
 
 use super::config::{self, Config};
 use super::{ERR, Entry, OK, api, clock, context, events, guarded, info, log, register, replicate};
-use crate::MODULE;
+use crate::{MODULE, waiters};
 
 /// Our memory is the server's, so it counts in `used_memory` and towards `maxmemory`.
 #[global_allocator]
@@ -102,6 +102,7 @@ unsafe extern "C" fn RedisModule_OnUnload(_context: *mut raw::RedisModuleCtx) ->
     guarded(|| {
         context::release();
         replicate::release();
+        waiters::forget();
         // The hook is code that is about to go away.
         drop(std::panic::take_hook());
     });

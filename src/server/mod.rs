@@ -21,7 +21,7 @@ mod replicate;
 mod site;
 mod text;
 
-pub use blocked::{Answer, Blocked};
+pub use blocked::{Answer, Blocked, loses_replies};
 pub use call::{Call, Command};
 pub use clock::now_us;
 pub use config::Config;

@@ -3,10 +3,49 @@
 //! Formats are chosen by price: an existing string (`s`) costs a tenth of bytes to copy (`b`), and the server's own number
 //! format (`l`) twice those.
 
+use core::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering::Relaxed};
+
+use redis_module::raw;
+
 use super::text::Word;
-use super::{Failure, Lent, OK, Site, api};
+use super::{Failure, Lent, OK, Site, Text, api};
 
 static PXAT: Word = Word::new(b"PXAT");
+static KEEPTTL: Word = Word::new(b"KEEPTTL");
+
+/// A deadline as a string object: the last one that was made. On a busy server the leases of one millisecond end together,
+/// and to replicate an existing string costs a tenth of a new one.
+struct Deadline {
+    ms: AtomicI64,
+    text: AtomicPtr<raw::RedisModuleString>,
+}
+
+static DEADLINE: Deadline = Deadline { ms: AtomicI64::new(0), text: AtomicPtr::new(ptr::null_mut()) };
+
+impl Deadline {
+    /// For a call into the API that only borrows it or counts its own reference.
+    #[inline]
+    fn raw(&self, ms: i64) -> *mut raw::RedisModuleString {
+        let text = self.text.load(Relaxed);
+        if self.ms.load(Relaxed) == ms && !text.is_null() { text } else { self.make(ms) }
+    }
+
+    #[inline(never)]
+    fn make(&self, ms: i64) -> *mut raw::RedisModuleString {
+        let text = ManuallyDrop::new(Text::new(itoa::Buffer::new().format(ms).as_bytes()));
+        self.free();
+        self.ms.store(ms, Relaxed);
+        self.text.store(text.raw(), Relaxed);
+        text.raw()
+    }
+
+    fn free(&self) {
+        // SAFETY: `make` has left its reference here, and it is taken out once.
+        drop(unsafe { Text::own(self.text.swap(ptr::null_mut(), Relaxed)) });
+    }
+}
 
 impl Site {
     /// `SET key value PXAT deadline`.
@@ -33,19 +72,33 @@ impl Site {
     /// `SET key value PXAT deadline`, the value a string object that is shared and not copied.
     #[inline]
     pub fn replicate_set_text(&self, value: Lent<'_>, deadline: i64) -> Result<(), Failure> {
-        let mut digits = itoa::Buffer::new();
-        let deadline = digits.format(deadline);
         // SAFETY: as above.
         sent(unsafe {
             api!(RedisModule_Replicate)(
                 self.context,
                 c"SET".as_ptr(),
-                c"sssb".as_ptr(),
+                c"ssss".as_ptr(),
                 self.name,
                 value.raw,
                 PXAT.raw(),
-                deadline.as_ptr(),
-                deadline.len(),
+                DEADLINE.raw(deadline),
+            )
+        })
+    }
+
+    /// `SET key value KEEPTTL`.
+    #[inline]
+    pub fn replicate_set_alone(&self, value: &[u8]) -> Result<(), Failure> {
+        // SAFETY: as above.
+        sent(unsafe {
+            api!(RedisModule_Replicate)(
+                self.context,
+                c"SET".as_ptr(),
+                c"sbs".as_ptr(),
+                self.name,
+                value.as_ptr(),
+                value.len(),
+                KEEPTTL.raw(),
             )
         })
     }
@@ -138,26 +191,31 @@ impl Site {
             });
         }
         let mut digits = itoa::Buffer::new();
-        self.replicate_number(c"INCRBY", digits.format(by))
+        let by = digits.format(by);
+        // SAFETY: as above.
+        sent(unsafe {
+            api!(RedisModule_Replicate)(
+                self.context,
+                c"INCRBY".as_ptr(),
+                c"sb".as_ptr(),
+                self.name,
+                by.as_ptr(),
+                by.len(),
+            )
+        })
     }
 
     /// `PEXPIREAT key deadline`.
     #[inline]
     pub fn replicate_deadline(&self, deadline: i64) -> Result<(), Failure> {
-        let mut digits = itoa::Buffer::new();
-        self.replicate_number(c"PEXPIREAT", digits.format(deadline))
-    }
-
-    fn replicate_number(&self, command: &core::ffi::CStr, number: &str) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
             api!(RedisModule_Replicate)(
                 self.context,
-                command.as_ptr(),
-                c"sb".as_ptr(),
+                c"PEXPIREAT".as_ptr(),
+                c"ss".as_ptr(),
                 self.name,
-                number.as_ptr(),
-                number.len(),
+                DEADLINE.raw(deadline),
             )
         })
     }
@@ -178,9 +236,12 @@ const fn sent(status: i32) -> Result<(), Failure> {
 /// Makes the words of commands that are made once, while loading is the time for it.
 pub(super) fn prepare() {
     PXAT.make();
+    KEEPTTL.make();
 }
 
 /// Gives them back at unload.
 pub(super) fn release() {
     PXAT.free();
+    KEEPTTL.free();
+    DEADLINE.free();
 }

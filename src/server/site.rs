@@ -103,7 +103,7 @@ impl Site {
     }
 
     /// Tells watchers, client-side caches and listeners that the key has changed. To be called after the change.
-    #[inline]
+    #[inline(always)] // what `events` are is known where it is called
     pub fn changed(&self, events: &[Event]) {
         // SAFETY: context and name are those of the running command.
         unsafe { api!(RedisModule_SignalModifiedKey)(self.context, self.name) };

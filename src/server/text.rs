@@ -1,7 +1,6 @@
 //! Strings of the server's that we own.
 
 use core::ffi::c_char;
-use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -38,8 +37,9 @@ impl Text {
     }
 
     /// To lend it.
-    pub const fn lend(&self) -> Lent<'_> {
-        Lent { raw: self.raw(), owner: PhantomData }
+    pub fn lend(&self) -> Lent<'_> {
+        // SAFETY: `self` keeps it, and nobody writes to it.
+        Lent { raw: self.raw(), bytes: unsafe { key::bytes(self.raw()) } }
     }
 }
 
@@ -47,14 +47,13 @@ impl Text {
 #[derive(Clone, Copy, Debug)]
 pub struct Lent<'t> {
     pub(super) raw: *mut raw::RedisModuleString,
-    pub(super) owner: PhantomData<&'t ()>,
+    pub(super) bytes: &'t [u8],
 }
 
-impl Lent<'_> {
+impl<'t> Lent<'t> {
     /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the owner keeps it, and nobody writes to it.
-        unsafe { key::bytes(self.raw) }
+    pub const fn bytes(&self) -> &'t [u8] {
+        self.bytes
     }
 }
 

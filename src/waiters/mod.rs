@@ -44,10 +44,21 @@ struct Grant {
     token: Arc<[u8]>,
 }
 
+/// How far a client has come.
 #[derive(Debug)]
 enum Stage {
     Waits(Place),
-    UnderWay(Grant),
+    /// Granted, and the reply has not gone out.
+    UnderWay {
+        grant: Grant,
+        id: u64,
+        fence: i64,
+    },
+    /// Answered otherwise, and the reply has not gone out. Only kept where a server may lose it.
+    Told {
+        id: u64,
+        answer: Answer,
+    },
 }
 
 struct State {
@@ -63,15 +74,21 @@ struct State {
     every: Option<i64>,
 }
 
+impl State {
+    fn new() -> Self {
+        Self {
+            queues: Queues::new(),
+            clients: HashMap::default(),
+            under_way: HashMap::default(),
+            give_back: Vec::new(),
+            touched: BTreeSet::new(),
+            every: None,
+        }
+    }
+}
+
 lazy_static::lazy_static! {
-    static ref STATE: Mutex<State> = Mutex::new(State {
-        queues: Queues::new(),
-        clients: HashMap::default(),
-        under_way: HashMap::default(),
-        give_back: Vec::new(),
-        touched: BTreeSet::new(),
-        every: None,
-    });
+    static ref STATE: Mutex<State> = Mutex::new(State::new());
 }
 
 /// How many wait or are about to be answered: what every command asks before it asks anything else.
@@ -132,7 +149,7 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
     };
     state.clients.insert(blocked, Stage::Waits(joined.place));
     if let Some(displaced) = joined.displaced {
-        state.dismiss(displaced.blocked, Answer::Integer(0));
+        state.dismiss(&displaced, Answer::Integer(0));
         // What is asked for now may be had at once, where what was asked for before could not.
         state.touched.insert(joined.place.queue());
         call.context().work_soon();
@@ -166,7 +183,7 @@ pub fn withdraw(site: &Site, token: &[u8]) -> bool {
     let Ok(mut state) = state_for_command() else { return false };
     let Some(id) = state.queues.find(site.db(), site.key()) else { return false };
     let Some(left) = state.queues.leave_token(id, token) else { return false };
-    state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
+    state.dismiss(&left.waiter.client, Answer::Integer(0));
     if left.was_head {
         state.touched.insert(id);
         site.context().work_soon();
@@ -228,9 +245,14 @@ pub fn gone(context: &Context<'_>, client: Blocked) {
                 state.touched.insert(place.queue());
             }
         }
-        Some(Stage::UnderWay(grant)) => {
+        Some(Stage::UnderWay { grant, id, fence }) => {
             state.under_way.remove(&grant);
-            state.give_back.push(grant);
+            if !server::loses_replies() || !context.pays(id, &Answer::Integer(fence)) {
+                state.give_back.push(grant);
+            }
+        }
+        Some(Stage::Told { id, answer }) => {
+            context.pays(id, &answer);
         }
         None => return, // its end has come already
     }
@@ -243,7 +265,7 @@ pub fn gone(context: &Context<'_>, client: Blocked) {
 /// Something has happened to a key. Called for every key of the server while somebody waits, so it tells most of them from a
 /// waited one by a look at a small table; and not for what we do ourselves, for then the state is locked.
 #[inline]
-pub fn touched<'c>(key: &[u8], place: impl FnOnce() -> (Context<'c>, i32)) {
+pub fn touched<'c>(key: &[u8], now: bool, place: impl FnOnce() -> (Context<'c>, i32)) {
     let mut state = match STATE.try_lock() {
         Ok(state) => state,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -255,7 +277,11 @@ pub fn touched<'c>(key: &[u8], place: impl FnOnce() -> (Context<'c>, i32)) {
     let (context, db) = place();
     if let Some(id) = state.queues.find(db, key) {
         state.touched.insert(id);
-        context.work_soon();
+        if now {
+            context.work_soon();
+        } else {
+            server::arm(0);
+        }
     }
 }
 
@@ -271,19 +297,27 @@ pub fn flushed(context: &Context<'_>, db: Option<i32>) {
 pub fn demoted() {
     let mut state = state();
     state.give_back.clear();
-    let waiting: Vec<(Blocked, Place)> = state
+    let waiting: Vec<Place> = state
         .clients
-        .iter()
-        .filter_map(|(&client, stage)| match stage {
-            Stage::Waits(place) => Some((client, *place)),
-            Stage::UnderWay(_) => None,
+        .values()
+        .filter_map(|stage| match stage {
+            Stage::Waits(place) => Some(*place),
+            Stage::UnderWay { .. } | Stage::Told { .. } => None,
         })
         .collect();
-    for (client, place) in waiting {
-        state.queues.leave(place);
-        state.dismiss(client, Answer::Error(c"UNBLOCKED this server is a replica now: ask its primary".into()));
+    for place in waiting {
+        let Some(left) = state.queues.leave(place) else { continue };
+        state.dismiss(
+            &left.waiter.client,
+            Answer::Error(c"UNBLOCKED this server is a replica now: ask its primary".into()),
+        );
     }
     state.count();
+}
+
+/// The module goes. Nobody waits any more, but maps that were in use keep a piece of memory when they are empty.
+pub fn forget() {
+    *state() = State::new();
 }
 
 /// What the events left to do, as soon as writing is allowed.
@@ -300,7 +334,7 @@ pub fn tick(context: &Context<'_>) {
     }
     for place in state.queues.timed_out(monotonic_ms()) {
         let Some(left) = state.queues.leave(place) else { continue };
-        state.dismiss(left.waiter.client.blocked, Answer::Integer(0));
+        state.dismiss(&left.waiter.client, Answer::Integer(0));
         stats::bump(&stats::of(left.waiter.ask.want).timeouts);
         if left.was_head {
             state.touched.insert(place.queue());
@@ -332,7 +366,7 @@ impl State {
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
             let grant = Grant { db, key: Arc::clone(&key), token: waiter.token };
-            clients.insert(client, Stage::UnderWay(grant.clone()));
+            clients.insert(client, Stage::UnderWay { grant: grant.clone(), id: waiter.client.id, fence });
             // An earlier grant of the token, whose lock has gone another way since, is not to take this one back.
             give_back.retain(|given| *given != grant);
             if let Some(earlier) = under_way.insert(grant, client) {
@@ -351,15 +385,20 @@ impl State {
     }
 
     /// A client is answered, and not by a grant.
-    fn dismiss(&mut self, client: Blocked, answer: Answer) {
-        self.clients.remove(&client);
-        client.answer(answer);
+    fn dismiss(&mut self, client: &Client, answer: Answer) {
+        if server::loses_replies() {
+            self.clients.insert(client.blocked, Stage::Told { id: client.id, answer: answer.clone() });
+        } else {
+            self.clients.remove(&client.blocked);
+        }
+        client.blocked.answer(answer);
     }
 
     fn delivered(&mut self, client: Blocked) {
-        if let Some(Stage::UnderWay(grant)) = self.clients.get(&client) {
-            self.under_way.remove(grant);
-            self.clients.remove(&client);
+        if let Some(stage) = self.clients.remove(&client) {
+            if let Stage::UnderWay { grant, .. } = stage {
+                self.under_way.remove(&grant);
+            }
             self.count();
         }
     }
@@ -368,8 +407,7 @@ impl State {
         if context.is_passive() {
             self.give_back.clear();
         }
-        let grants = core::mem::take(&mut self.give_back);
-        for grant in grants {
+        for grant in core::mem::take(&mut self.give_back) {
             let open = context.at(grant.db, &grant.key, |site| self.take_back(site, &grant));
             if let Err(later) = open {
                 self.give_back.push(grant);
@@ -425,10 +463,9 @@ impl State {
 
     /// The key is another node's now: all who wait for it are sent there.
     fn send_on(&mut self, id: QueueId, to: &CStr) {
-        while let Some((place, head)) = self.queues.head(id) {
-            let client = head.client.blocked;
-            self.queues.leave(place);
-            self.dismiss(client, Answer::Error(to.into()));
+        while let Some((place, _)) = self.queues.head(id) {
+            let Some(left) = self.queues.leave(place) else { break };
+            self.dismiss(&left.waiter.client, Answer::Error(to.into()));
         }
         self.count();
     }
@@ -450,7 +487,7 @@ impl State {
         let permits = self.queues.waiting_for_permits();
         stats::set(&stats::LOCK.waiters, waiting.saturating_sub(permits));
         stats::set(&stats::SEM.waiters, permits);
-        let busy = waiting.saturating_add(self.under_way.len()).saturating_add(self.give_back.len());
+        let busy = self.clients.len().saturating_add(self.give_back.len());
         if busy == 0 && BUSY.load(Relaxed) > 0 {
             // The last one out gives back what a rush had needed.
             (self.clients, self.under_way) = (HashMap::default(), HashMap::default());

@@ -58,6 +58,12 @@ impl Client {
         self.send_raw(&commands.iter().flat_map(|words| packed(words)).collect::<Vec<_>>());
     }
 
+    /// The same; false if the server has closed the connection.
+    #[must_use]
+    pub fn try_send_all(&mut self, commands: &[Vec<Vec<u8>>]) -> bool {
+        self.socket.write_all(&commands.iter().flat_map(|words| packed(words)).collect::<Vec<_>>()).is_ok()
+    }
+
     /// Sends bytes as they are.
     #[track_caller]
     pub fn send_raw(&mut self, bytes: &[u8]) {

@@ -403,9 +403,15 @@ pub(super) fn free_port() -> u16 {
         .expect("a free port")
 }
 
+/// The root of the repository, also for the tests of a member of the workspace, which share this file.
+fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|dir| dir.join("tests/rig").is_dir()).unwrap_or(package).to_owned()
+}
+
 /// Where cargo puts what it builds.
 pub fn target_dir() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
 
@@ -413,7 +419,7 @@ pub fn target_dir() -> PathBuf {
 pub fn server_program() -> PathBuf {
     let made = target_dir().join("tools/redis-server");
     match std::env::var_os("SLUICE_SERVER") {
-        Some(given) => Path::new(env!("CARGO_MANIFEST_DIR")).join(given),
+        Some(given) => root().join(given),
         None if made.exists() => made,
         None => in_path("redis-server").expect("no redis-server in the PATH: run `make test`, which gets it"),
     }
@@ -434,7 +440,7 @@ pub fn cli_program() -> PathBuf {
 
 /// SLUICE_MODULE, or what `make build` made, if nothing that goes into it is newer.
 pub fn module_file() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     if let Some(given) = std::env::var_os("SLUICE_MODULE") {
         return root.join(given);
     }

@@ -93,8 +93,16 @@ pub fn check_shape(v: &Verdict, r: &Request) {
     }
 }
 
+/// How many random cases; few under Miri, which is some hundred times slower.
+pub fn cases(usual: u32) -> u32 {
+    if cfg!(miri) { 4 } else { usual }
+}
+
 /// How many steps a random walk takes; `LONG=1` asks for the long one.
 pub fn steps(usual: u64, long: u64) -> u64 {
+    if cfg!(miri) {
+        return usual.div_ceil(20_000);
+    }
     if std::env::var_os("LONG").is_some_and(|v| v == "1") { long } else { usual }
 }
 
