@@ -5,6 +5,7 @@
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice, missing_docs, dead_code)]
 
 use sluice_core::args::{self, Acquire, AcquirePermit, Invalid, Mode, Timeout, Words};
+use sluice_core::cluster::Endpoint;
 use sluice_core::limit::{Expiry, Refusal, Request, Verdict};
 use sluice_core::lock::{self, Decision, Family, Found, Release, Want};
 use sluice_core::queue::{Ask, Lock, Place, QueueId, Queues, Waiter};
@@ -494,17 +495,22 @@ pub fn cluster(data: &[u8]) {
     let mut bytes = Bytes(data);
     let slot = u16::from_le_bytes([bytes.byte(), bytes.byte()]);
     let text = String::from_utf8_lossy(bytes.0);
-    match cluster::owner(&text, slot, cluster::Endpoint::default()) {
-        cluster::Owner::Other(address) => {
-            assert!(text.contains(&address) && !address.contains(|c: char| c.is_ascii_whitespace() || c == '@'));
-            let (host, port) = address.rsplit_once(':').unwrap();
-            assert!(!host.is_empty() && port != "0");
+    for by in [Endpoint::Ip, Endpoint::Hostname, Endpoint::Unknown] {
+        match cluster::owner(&text, slot, by) {
+            cluster::Owner::Other(address) => {
+                assert!(!address.contains(|c: char| c.is_ascii_whitespace()));
+                let (host, port) = address.rsplit_once(':').unwrap();
+                assert!(port != "0" && host.is_empty() == (by == Endpoint::Unknown));
+                assert!(by != Endpoint::Ip || (text.contains(&address) && !address.contains('@')));
+                assert!(text.contains(host) || host == "?");
+            }
+            cluster::Owner::Myself => assert!(text.contains("myself")),
+            cluster::Owner::Unknown => {}
         }
-        cluster::Owner::Myself => assert!(text.contains("myself")),
-        cluster::Owner::Unknown => {}
     }
     // A cluster made from the bytes, where the right answer is known.
     let mut wanted = cluster::Owner::Unknown;
+    let mut name = String::new();
     let mut lines = String::new();
     for node in 0..1 + bytes.byte() % 6 {
         let (from, how) = (u16::from_le_bytes([bytes.byte(), bytes.byte()]) % 16384, bytes.byte());
@@ -522,10 +528,15 @@ pub fn cluster(data: &[u8]) {
                 (_, 0) => break,
                 _ => cluster::Owner::Other(format!("10.0.0.{node}:{port}")),
             };
+            name = format!("{}:{port}", extra.strip_prefix(',').unwrap_or("?"));
             break;
         }
     }
-    assert_eq!(cluster::owner(&lines, slot, cluster::Endpoint::default()), wanted, "{lines}");
+    assert_eq!(cluster::owner(&lines, slot, Endpoint::Ip), wanted, "{lines}");
+    if matches!(wanted, cluster::Owner::Other(_)) {
+        wanted = cluster::Owner::Other(name);
+    }
+    assert_eq!(cluster::owner(&lines, slot, Endpoint::Hostname), wanted, "{lines}");
 }
 
 // ---- Locks.
