@@ -358,7 +358,7 @@ impl<'k, 'c> Hold<'k, 'c> {
 
     /// Removes what is there, if anything is: a lock of another kind, or one that is over.
     fn make_way(&mut self) -> Result<(), Failure> {
-        if self.key.content() != Content::Nothing {
+        if self.key.exists() {
             self.key.delete()?;
             self.site.replicate_del()?;
         }

@@ -6,17 +6,8 @@ use std::sync::atomic::AtomicU64;
 use sluice_core::limit::{Expiry, Verdict};
 use sluice_core::{args, bucket, fixed, sliding};
 
-use crate::server::{Call, Command, Content, Event, Failure, Key, Text};
+use crate::server::{Call, Command, Event, Failure, Key, Stored, Text};
 use crate::{spec, stats};
-
-/// The string a limiter's key holds, if it holds any.
-fn stored<'k>(key: &'k Key<'_>) -> Result<Option<&'k [u8]>, Failure> {
-    match key.content() {
-        Content::Nothing => Ok(None),
-        Content::String(value) => Ok(Some(value)),
-        Content::Hash | Content::SortedSet | Content::Other => Err(Failure::NoLimiter),
-    }
-}
 
 /// Counts and replies.
 fn answer(call: &Call, verdict: &Verdict, allowed: &AtomicU64, refused: &AtomicU64) {
@@ -40,15 +31,15 @@ impl Command for Fixed {
         let request = args::fixed(call)?;
         let mut key = call.open();
         let now = call.now_us().div_euclid(1000);
-        let found = stored(&key)?.map(|value| fixed::Found { value, expires_at: key.deadline() });
-        let (is_new, len) = (found.is_none(), found.map_or(0, |found| found.value.len()));
+        let mut stored = key.string()?;
+        let found = stored.as_ref().map(|stored| fixed::Found { value: stored.bytes(), expires_at: stored.deadline() });
         let decision = fixed::decide(found, now, &request)?;
         match decision.effect {
             fixed::Effect::Nothing => {}
             fixed::Effect::Start { count, end } => {
                 let mut digits = itoa::Buffer::new();
                 let text = digits.format(count).as_bytes();
-                if is_new {
+                if stored.is_none() {
                     may_create(call)?;
                     key.create(text, end)?;
                 } else {
@@ -61,10 +52,9 @@ impl Command for Fixed {
             fixed::Effect::Add { count, by, end } => {
                 let mut digits = itoa::Buffer::new();
                 let text = digits.format(count).as_bytes();
-                if text.len() == len {
-                    key.write(0, text)?;
-                } else {
-                    key.replace(text)?;
+                match &mut stored {
+                    Some(stored) if stored.bytes().len() == text.len() => stored.write(0, text)?,
+                    _ => key.replace(text)?,
                 }
                 call.replicate_incr(by)?;
                 if let Some(end) = end {
@@ -97,13 +87,12 @@ impl Command for Sliding {
         let request = args::sliding(call)?;
         let mut key = call.open();
         let now = call.now_us().div_euclid(1000);
-        let stored = stored(&key)?;
-        let is_new = stored.is_none();
-        let decision = sliding::decide(stored, now, &request)?;
+        let mut stored = key.string()?;
+        let decision = sliding::decide(stored.as_ref().map(Stored::bytes), now, &request)?;
         match &decision.effect {
             sliding::Effect::Nothing => {}
             sliding::Effect::Slot { at, bytes, expiry } => {
-                key.write(*at, bytes.as_slice())?;
+                stored.as_mut().ok_or(Failure::Internal)?.write(*at, bytes.as_slice())?;
                 call.replicate_setrange(*at, bytes.as_slice())?;
                 if moved(&mut key, expiry)? {
                     call.replicate_deadline(expiry.set_to)?;
@@ -113,7 +102,7 @@ impl Command for Sliding {
                 }
             }
             sliding::Effect::Rebuild { value, expiry } => {
-                if is_new {
+                if stored.is_none() {
                     may_create(call)?;
                 }
                 // A string of the exact length, which the key and the replication stream share.
@@ -139,20 +128,22 @@ impl Command for Bucket {
         let request = args::bucket(call)?;
         let mut key = call.open();
         let now_us = call.now_us();
-        let stored = stored(&key)?;
-        let is_new = stored.is_none();
-        let decision = bucket::decide(stored, now_us, &request)?;
+        let mut stored = key.string()?;
+        let decision = bucket::decide(stored.as_ref().map(Stored::bytes), now_us, &request)?;
         if let bucket::Effect::Store { value, expiry } = &decision.effect {
-            if is_new {
-                may_create(call)?;
-                key.create(value, expiry.set_to)?;
-                call.replicate_set(value, expiry.set_to)?;
-            } else {
-                key.write(0, value)?;
-                if moved(&mut key, expiry)? {
+            match &mut stored {
+                None => {
+                    may_create(call)?;
+                    key.create(value, expiry.set_to)?;
                     call.replicate_set(value, expiry.set_to)?;
-                } else {
-                    call.replicate_set_alone(value)?;
+                }
+                Some(stored) => {
+                    stored.write(0, value)?;
+                    if moved(&mut key, expiry)? {
+                        call.replicate_set(value, expiry.set_to)?;
+                    } else {
+                        call.replicate_set_alone(value)?;
+                    }
                 }
             }
             call.changed(&[Event::Set, Event::Expire]);

@@ -13,7 +13,7 @@ use redis_module::raw;
 
 use super::context::context_flags;
 use super::events::is_dying;
-use super::{Call, Context, OK, api, guarded};
+use super::{Call, Context, OK, api, guarded, hot};
 use crate::waiters;
 
 /// A blocked client. Copies stand for the same one.
@@ -106,7 +106,7 @@ unsafe extern "C" fn reply(
 fn say(context: *mut raw::RedisModuleCtx, answer: &Answer) {
     match answer {
         // SAFETY: the context is that of a running callback about the client.
-        Answer::Integer(number) => unsafe { api!(RedisModule_ReplyWithLongLong)(context, *number) },
+        Answer::Integer(number) => unsafe { hot!(RedisModule_ReplyWithLongLong)(context, *number) },
         // SAFETY: as above; the text ends with NUL.
         Answer::Error(text) => unsafe { api!(RedisModule_ReplyWithError)(context, text.as_ptr()) },
     };
@@ -144,7 +144,7 @@ unsafe extern "C" fn unblocked_by_command(
             waiters::gone(&unsafe { Context::new(context) }, client);
         }
         // SAFETY: as above.
-        unsafe { api!(RedisModule_ReplyWithLongLong)(context, 0) };
+        unsafe { hot!(RedisModule_ReplyWithLongLong)(context, 0) };
     });
     OK
 }

@@ -9,7 +9,7 @@ use redis_module::raw;
 use sluice_core::args::Words;
 use sluice_core::limit::Verdict;
 
-use super::{Failure, Lent, OK, Site, api, key};
+use super::{Failure, Lent, OK, Site, api, hot, key};
 use crate::{spec, stats};
 
 /// A command: its row in the table, and what it does.
@@ -116,7 +116,7 @@ impl Call {
     #[inline]
     pub fn reply_integer(&self, number: i64) {
         // SAFETY: the context is that of the running command.
-        unsafe { api!(RedisModule_ReplyWithLongLong)(self.site.context, number) };
+        unsafe { hot!(RedisModule_ReplyWithLongLong)(self.site.context, number) };
     }
 
     /// Replies a limiter's five integers.
@@ -124,8 +124,9 @@ impl Call {
     pub fn reply_verdict(&self, verdict: &Verdict) {
         self.reply_array(5);
         self.reply_integer(i64::from(verdict.allowed));
-        self.reply_integer(whole(verdict.limit));
-        self.reply_integer(whole(verdict.remaining));
+        // Both are at most 10^12.
+        self.reply_integer(verdict.limit.cast_signed());
+        self.reply_integer(verdict.remaining.cast_signed());
         self.reply_integer(verdict.retry_after);
         self.reply_integer(verdict.reset_after);
     }
@@ -134,7 +135,7 @@ impl Call {
     #[inline]
     pub fn reply_array(&self, len: usize) {
         // SAFETY: as above.
-        unsafe { api!(RedisModule_ReplyWithArray)(self.site.context, whole(len as u64)) };
+        unsafe { hot!(RedisModule_ReplyWithArray)(self.site.context, whole(len as u64)) };
     }
 
     /// Begins a map of `len` pairs: in RESP2 an array, flat.

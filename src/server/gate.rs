@@ -6,7 +6,7 @@ use std::ffi::CString;
 use redis_module::raw;
 use sluice_core::cluster::{self, Endpoint};
 
-use super::{Context, Failure, Site, api};
+use super::{Context, Failure, Site, api, hot};
 
 /// What would become of a plain write to a key now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Site {
     /// Asks the server by a write of no bytes, which changes nothing and is refused when any write would be.
     pub fn gate(&self) -> Gate {
         // SAFETY: no preconditions.
-        if unsafe { api!(RedisModule_AvoidReplicaTraffic)() } != 0 {
+        if unsafe { hot!(RedisModule_AvoidReplicaTraffic)() } != 0 {
             return Gate::Paused;
         }
         if self.context().is_passive() {

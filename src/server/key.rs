@@ -6,7 +6,8 @@ use std::ptr::{self, NonNull};
 
 use redis_module::raw;
 
-use super::{Failure, Lent, OK, Site, Text, absent, api};
+use super::api::absent;
+use super::{Failure, Lent, OK, Site, Text, api, hot};
 
 const READ: i32 = raw::REDISMODULE_READ as i32;
 const WRITE: i32 = raw::REDISMODULE_WRITE as i32;
@@ -31,6 +32,15 @@ pub enum Content<'k> {
     Other,
 }
 
+/// The same, unsafe to touch.
+enum Memory {
+    Nothing,
+    String(*mut u8, usize),
+    Hash,
+    SortedSet,
+    Other,
+}
+
 /// An opened key; dropped, it is closed. It lives no longer than the call that opened it.
 #[derive(Debug)]
 pub struct Key<'c> {
@@ -41,9 +51,9 @@ pub struct Key<'c> {
 
 impl<'c> Key<'c> {
     pub(super) fn open(site: &'c Site, write: bool) -> Self {
-        let open = api!(RedisModule_OpenKey);
+        let mode = if write { READ | WRITE } else { READ };
         // SAFETY: context and name are valid.
-        let raw = unsafe { open(site.context, site.name, if write { READ | WRITE } else { READ }) };
+        let raw = unsafe { hot!(RedisModule_OpenKey)(site.context, site.name, mode) };
         Self { raw: NonNull::new(raw), site }
     }
 
@@ -54,30 +64,58 @@ impl<'c> Key<'c> {
     /// What it holds. A short string that another client wrote is unpacked in memory by this, once.
     #[inline]
     pub fn content(&self) -> Content<'_> {
-        let Some(raw) = self.raw else { return Content::Nothing };
-        let (dma, mut len) = (api!(RedisModule_StringDMA), 0);
+        match self.memory(READ) {
+            // SAFETY: `memory` has pointer and length of one allocation, which stays until the key is written to, and that takes
+            // `&mut self`.
+            Memory::String(start, len) => Content::String(unsafe { slice::from_raw_parts(start, len) }),
+            Memory::Nothing => Content::Nothing,
+            Memory::Hash => Content::Hash,
+            Memory::SortedSet => Content::SortedSet,
+            Memory::Other => Content::Other,
+        }
+    }
+
+    /// The string it holds, to be written over in place; `None` if it holds nothing.
+    #[inline]
+    pub fn string(&mut self) -> Result<Option<Stored<'_, 'c>>, Failure> {
+        match self.memory(WRITE) {
+            Memory::String(start, len) => Ok(Some(Stored { key: self, start, len })),
+            Memory::Nothing => Ok(None),
+            Memory::Hash | Memory::SortedSet | Memory::Other => Err(Failure::NoLimiter),
+        }
+    }
+
+    /// Where in memory it holds what it holds, to read or to write.
+    #[inline]
+    fn memory(&self, mode: i32) -> Memory {
+        let Some(raw) = self.raw else { return Memory::Nothing };
+        let mut len = 0;
         // SAFETY: the key is open.
-        let bytes = unsafe { dma(raw.as_ptr(), &raw mut len, READ) };
-        if bytes.is_null() {
-            // SAFETY: the key is open.
-            return match unsafe { api!(RedisModule_KeyType)(raw.as_ptr()) } {
-                HASH => Content::Hash,
-                SORTED_SET => Content::SortedSet,
-                _ => Content::Other,
-            };
+        let start = unsafe { hot!(RedisModule_StringDMA)(raw.as_ptr(), &raw mut len, mode) };
+        if len > 0 && !start.is_null() {
+            return Memory::String(start.cast::<u8>(), len);
         }
-        if len == 0 {
-            // A key that holds nothing and one that holds an empty string look alike from here.
-            // SAFETY: the key is open.
-            return match unsafe { api!(RedisModule_KeyType)(raw.as_ptr()) } {
-                EMPTY => Content::Nothing,
-                STRING => Content::String(&[]),
-                _ => Content::Other,
-            };
+        self.without_bytes()
+    }
+
+    /// The same where there is no string, or none of any length: which of them, it takes a second question to know.
+    #[inline(never)]
+    fn without_bytes(&self) -> Memory {
+        // SAFETY: the key is open.
+        match unsafe { hot!(RedisModule_KeyType)(self.raw()) } {
+            EMPTY => Memory::Nothing,
+            STRING => Memory::String(NonNull::dangling().as_ptr(), 0),
+            HASH => Memory::Hash,
+            SORTED_SET => Memory::SortedSet,
+            _ => Memory::Other,
         }
-        // SAFETY: the server gave pointer and length of one allocation, which stays until the key is written to, and that
-        // takes `&mut self`.
-        Content::String(unsafe { slice::from_raw_parts(bytes.cast::<u8>(), len) })
+    }
+
+    /// Does it hold anything?
+    #[inline]
+    pub fn exists(&self) -> bool {
+        // SAFETY: the key is open.
+        self.raw.is_some_and(|raw| unsafe { hot!(RedisModule_KeyType)(raw.as_ptr()) } != EMPTY)
     }
 
     /// The absolute deadline in ms, or none.
@@ -85,7 +123,7 @@ impl<'c> Key<'c> {
     pub fn deadline(&self) -> Option<i64> {
         let raw = self.raw?;
         // SAFETY: the key is open.
-        let deadline = unsafe { api!(RedisModule_GetAbsExpire)(raw.as_ptr()) };
+        let deadline = unsafe { hot!(RedisModule_GetAbsExpire)(raw.as_ptr()) };
         (deadline >= 0).then_some(deadline)
     }
 
@@ -93,7 +131,7 @@ impl<'c> Key<'c> {
     #[inline]
     pub fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {
         // SAFETY: the key is open for writing.
-        done(unsafe { api!(RedisModule_SetAbsExpire)(self.raw(), deadline) })
+        done(unsafe { hot!(RedisModule_SetAbsExpire)(self.raw(), deadline) })
     }
 
     /// Runs `ask` while the key is closed, and opens it anew. Outside a client's command Redis 7.0 reads the clock for each
@@ -108,7 +146,7 @@ impl<'c> Key<'c> {
     fn close(&mut self) {
         if let Some(raw) = self.raw.take() {
             // SAFETY: opened once, closed once, within the call that opened it.
-            unsafe { api!(RedisModule_CloseKey)(raw.as_ptr()) };
+            unsafe { hot!(RedisModule_CloseKey)(raw.as_ptr()) };
         }
     }
 
@@ -119,7 +157,7 @@ impl<'c> Key<'c> {
     #[inline]
     fn bury(&self) -> Result<(), Failure> {
         // SAFETY: no preconditions; the key is open.
-        if unsafe { api!(RedisModule_AvoidReplicaTraffic)() == 0 || api!(RedisModule_KeyType)(self.raw()) != EMPTY } {
+        if unsafe { hot!(RedisModule_AvoidReplicaTraffic)() } == 0 || self.exists() {
             return Ok(());
         }
         self.site.delete_by_name()
@@ -130,37 +168,29 @@ impl<'c> Key<'c> {
     pub fn create(&mut self, bytes: &[u8], deadline: i64) -> Result<(), Failure> {
         self.bury()?;
         // SAFETY: the key is open for writing.
-        done(unsafe { api!(RedisModule_StringTruncate)(self.raw(), bytes.len()) })?;
-        self.write(0, bytes)?;
+        done(unsafe { hot!(RedisModule_StringTruncate)(self.raw(), bytes.len()) })?;
+        self.fill(bytes)?;
         self.set_deadline(deadline)
     }
 
-    /// Writes over bytes of a string, in place; they must be there.
+    /// Writes all bytes of a string that has just got so many.
     #[inline]
-    pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        let (dma, mut len) = (api!(RedisModule_StringDMA), 0);
-        // SAFETY: the key is open for writing.
-        let start = unsafe { dma(self.raw(), &raw mut len, WRITE) };
-        if start.is_null() || at.checked_add(bytes.len()).is_none_or(|end| end > len) {
-            return Err(Failure::Internal);
-        }
-        // SAFETY: `at + bytes.len() <= len`, the length of the allocation at `start`, which is the key's alone; `bytes` is ours.
-        unsafe { start.cast::<u8>().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        Ok(())
+    fn fill(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.string()?.ok_or(Failure::Internal)?.write(0, bytes)
     }
 
     /// Puts another string of any length in the place of the one that is there; the deadline stays.
     pub fn replace(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         // SAFETY: the key is open for writing.
-        done(unsafe { api!(RedisModule_StringTruncate)(self.raw(), bytes.len()) })?;
-        self.write(0, bytes)
+        done(unsafe { hot!(RedisModule_StringTruncate)(self.raw(), bytes.len()) })?;
+        self.fill(bytes)
     }
 
     /// Puts a string there, whatever was there before, without a copy.
     pub fn set(&mut self, text: &Text, deadline: i64) -> Result<(), Failure> {
         self.bury()?;
         // SAFETY: the key is open for writing; the server counts its own reference to the string.
-        done(unsafe { api!(RedisModule_StringSet)(self.raw(), text.raw()) })?;
+        done(unsafe { hot!(RedisModule_StringSet)(self.raw(), text.raw()) })?;
         self.set_deadline(deadline)
     }
 
@@ -168,7 +198,41 @@ impl<'c> Key<'c> {
     #[inline]
     pub fn delete(&mut self) -> Result<(), Failure> {
         // SAFETY: the key is open for writing.
-        done(unsafe { api!(RedisModule_DeleteKey)(self.raw()) })
+        done(unsafe { hot!(RedisModule_DeleteKey)(self.raw()) })
+    }
+}
+
+/// The string that a key holds, where it lies: to be read, and written over in place, until the key is changed otherwise. The
+/// server is asked once for both.
+#[derive(Debug)]
+pub struct Stored<'k, 'c> {
+    key: &'k mut Key<'c>,
+    start: *mut u8,
+    len: usize,
+}
+
+impl Stored<'_, '_> {
+    /// Its bytes.
+    #[inline]
+    pub const fn bytes(&self) -> &[u8] {
+        // SAFETY: pointer and length are of one allocation, which stays until the key is changed, and that takes `key`.
+        unsafe { slice::from_raw_parts(self.start, self.len) }
+    }
+
+    /// The key's absolute deadline in ms, or none.
+    #[inline]
+    pub fn deadline(&self) -> Option<i64> {
+        self.key.deadline()
+    }
+
+    /// Writes over some of the bytes; they must be there.
+    #[inline]
+    pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
+        // SAFETY: as above; it was opened to be written to, so it is the key's alone.
+        let all = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
+        let part = all.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len())).ok_or(Failure::Internal)?;
+        part.copy_from_slice(bytes);
+        Ok(())
     }
 }
 
@@ -306,10 +370,7 @@ impl Drop for Key<'_> {
 pub(super) unsafe fn bytes<'a>(text: *const raw::RedisModuleString) -> &'a [u8] {
     let mut len = 0;
     // SAFETY: as the caller promised.
-    let start: *const c_char = unsafe { api!(RedisModule_StringPtrLen)(text, &raw mut len) };
-    if start.is_null() {
-        return &[];
-    }
-    // SAFETY: the server gave pointer and length of one allocation.
+    let start: *const c_char = unsafe { hot!(RedisModule_StringPtrLen)(text, &raw mut len) };
+    // SAFETY: the server gave pointer and length of one allocation; for a string that lives the pointer is never null.
     unsafe { slice::from_raw_parts(start.cast::<u8>(), len) }
 }

@@ -6,8 +6,9 @@ use lazy_static::lazy_static;
 use redis_module::alloc::RedisAlloc;
 use redis_module::raw;
 
+use super::api::{self, api};
 use super::config::{self, Config};
-use super::{ERR, Entry, OK, api, clock, context, events, guarded, info, log, register, replicate};
+use super::{ERR, Entry, OK, clock, context, events, guarded, info, log, register, replicate};
 use crate::{MODULE, waiters};
 
 /// Our memory is the server's, so it counts in `used_memory` and towards `maxmemory`.
@@ -53,24 +54,20 @@ lazy_static! {
 const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 const NO_IMPLICIT_SIGNAL_MODIFIED: u32 = 1 << 1;
 
-/// The youngest of the functions we cannot do without; a server that has these (Redis 7.0, Valkey 8.0) has the others.
-fn missing() -> Option<&'static str> {
-    macro_rules! first_missing {
-        ($($name:ident),*) => {
+/// Has the server the youngest of the other functions we cannot do without? One that has these (Redis 7.0, Valkey 8.0) has all.
+fn is_young_enough() -> bool {
+    macro_rules! has {
+        ($($name:ident)&&*) => {
             // SAFETY: see `api!`.
-            [$((stringify!($name), unsafe { raw::$name }.is_some()),)*].into_iter().find(|(_, there)| !there)
+            $(unsafe { raw::$name }.is_some())&&*
         };
     }
-    first_missing!(
-        RedisModule_SetCommandInfo,
-        RedisModule_RegisterNumericConfig,
-        RedisModule_LoadConfigs,
-        RedisModule_ReplyWithMap,
-        RedisModule_SetAbsExpire,
-        RedisModule_GetAbsExpire,
-        RedisModule_GetUsedMemoryRatio
+    has!(
+        RedisModule_SetCommandInfo
+            && RedisModule_RegisterNumericConfig
+            && RedisModule_LoadConfigs
+            && RedisModule_ReplyWithMap
     )
-    .map(|(name, _)| name)
 }
 
 /// What the server calls first.
@@ -114,7 +111,7 @@ fn load(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> Result<(), &'static str> {
-    if missing().is_some() {
+    if !(api::copy() && is_young_enough()) {
         return Err("this server is too old: it takes Redis 7.0 or later, or Valkey 8.0 or later");
     }
     // A panic says where, in the log; what it says could hold a caller's bytes.

@@ -4,6 +4,7 @@
 //! does call in while a callback of ours runs, to tell of the events of our own writes: whoever holds a lock then must be
 //! asked with `try_lock`.
 
+mod api;
 mod blocked;
 mod call;
 mod clock;
@@ -21,6 +22,7 @@ mod replicate;
 mod site;
 mod text;
 
+use api::{api, hot};
 pub use blocked::{Answer, Blocked, loses_replies};
 pub use call::{Call, Command};
 pub use clock::now_us;
@@ -29,7 +31,7 @@ pub use context::{Context, arm, arm_anew, disarm, monotonic_ms};
 pub use events::{listen, stop_listening};
 pub use failure::Failure;
 pub use gate::Gate;
-pub use key::{Content, Key, Order};
+pub use key::{Content, Key, Order, Stored};
 pub use load::Module;
 pub use register::{Entry, entry};
 pub use site::{Event, Site};
@@ -40,27 +42,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use redis_module::raw;
 
 use crate::stats;
-
-/// One function of the server's API, by its name there. [`load`] has seen that it exists; should one ever be missing all the
-/// same, the call panics, which the border turns into an error reply.
-macro_rules! api {
-    ($name:ident) => {{
-        #[allow(unused_unsafe, reason = "often called within a block that is unsafe for the call's own sake")]
-        // SAFETY: the table of functions is written once, before the module's load function runs, and only read since.
-        let function = unsafe { redis_module::raw::$name };
-        match function {
-            Some(function) => function,
-            None => $crate::server::absent(stringify!($name)),
-        }
-    }};
-}
-pub(crate) use api;
-
-#[cold]
-#[allow(clippy::panic, reason = "caught at the border; load refuses servers that lack a function")]
-fn absent(name: &str) -> ! {
-    panic!("the server has no {name}")
-}
 
 /// The border: no panic crosses it. A panic has been logged by then; it is counted here.
 fn guarded(work: impl FnOnce()) {

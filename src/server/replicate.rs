@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering::Relaxed};
 use redis_module::raw;
 
 use super::text::Word;
-use super::{Failure, Lent, OK, Site, Text, api};
+use super::{Failure, Lent, OK, Site, Text, hot};
 
 static PXAT: Word = Word::new(b"PXAT");
 static KEEPTTL: Word = Word::new(b"KEEPTTL");
@@ -55,7 +55,7 @@ impl Site {
         let deadline = digits.format(deadline);
         // SAFETY: the format names the arguments that follow, and all of them outlive the call.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"SET".as_ptr(),
                 c"sbsb".as_ptr(),
@@ -74,7 +74,7 @@ impl Site {
     pub fn replicate_set_text(&self, value: Lent<'_>, deadline: i64) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"SET".as_ptr(),
                 c"ssss".as_ptr(),
@@ -91,7 +91,7 @@ impl Site {
     pub fn replicate_set_alone(&self, value: &[u8]) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"SET".as_ptr(),
                 c"sbs".as_ptr(),
@@ -109,7 +109,7 @@ impl Site {
         let number = digits.format(number);
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"HSET".as_ptr(),
                 c"ssb".as_ptr(),
@@ -125,7 +125,7 @@ impl Site {
     pub fn replicate_zadd(&self, score: &str, member: Lent<'_>) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"ZADD".as_ptr(),
                 c"sbs".as_ptr(),
@@ -141,7 +141,7 @@ impl Site {
     pub fn replicate_zrem(&self, member: Lent<'_>) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(self.context, c"ZREM".as_ptr(), c"ss".as_ptr(), self.name, member.raw)
+            hot!(RedisModule_Replicate)(self.context, c"ZREM".as_ptr(), c"ss".as_ptr(), self.name, member.raw)
         })
     }
 
@@ -149,7 +149,7 @@ impl Site {
     pub fn replicate_zrem_up_to(&self, score: &str) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"ZREMRANGEBYSCORE".as_ptr(),
                 c"scb".as_ptr(),
@@ -168,7 +168,7 @@ impl Site {
         let at = digits.format(at);
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"SETRANGE".as_ptr(),
                 c"sbb".as_ptr(),
@@ -187,14 +187,14 @@ impl Site {
         if by == 1 {
             // SAFETY: as above.
             return sent(unsafe {
-                api!(RedisModule_Replicate)(self.context, c"INCR".as_ptr(), c"s".as_ptr(), self.name)
+                hot!(RedisModule_Replicate)(self.context, c"INCR".as_ptr(), c"s".as_ptr(), self.name)
             });
         }
         let mut digits = itoa::Buffer::new();
         let by = digits.format(by);
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"INCRBY".as_ptr(),
                 c"sb".as_ptr(),
@@ -210,7 +210,7 @@ impl Site {
     pub fn replicate_deadline(&self, deadline: i64) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
-            api!(RedisModule_Replicate)(
+            hot!(RedisModule_Replicate)(
                 self.context,
                 c"PEXPIREAT".as_ptr(),
                 c"ss".as_ptr(),
@@ -224,7 +224,7 @@ impl Site {
     #[inline]
     pub fn replicate_del(&self) -> Result<(), Failure> {
         // SAFETY: as above.
-        sent(unsafe { api!(RedisModule_Replicate)(self.context, c"DEL".as_ptr(), c"s".as_ptr(), self.name) })
+        sent(unsafe { hot!(RedisModule_Replicate)(self.context, c"DEL".as_ptr(), c"s".as_ptr(), self.name) })
     }
 }
 

@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_int};
 
 use redis_module::raw;
 
-use super::{Context, Key, api, clock, key};
+use super::{Context, Key, api, clock, hot, key};
 
 /// The kinds of keyspace events we send.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +96,7 @@ impl Site {
     #[inline]
     pub fn out_of_memory(&self) -> bool {
         // SAFETY: no preconditions.
-        if unsafe { api!(RedisModule_GetUsedMemoryRatio)() } <= 1.0 {
+        if unsafe { hot!(RedisModule_GetUsedMemoryRatio)() } <= 1.0 {
             return false;
         }
         self.refused_for_memory()
@@ -106,8 +106,8 @@ impl Site {
     #[inline(always)] // what `events` are is known where it is called
     pub fn changed(&self, events: &[Event]) {
         // SAFETY: context and name are those of the running command.
-        unsafe { api!(RedisModule_SignalModifiedKey)(self.context, self.name) };
-        let notify = api!(RedisModule_NotifyKeyspaceEvent);
+        unsafe { hot!(RedisModule_SignalModifiedKey)(self.context, self.name) };
+        let notify = hot!(RedisModule_NotifyKeyspaceEvent);
         for event in events {
             let (class, name) = event.class_and_name();
             // SAFETY: as above; the event's name ends with NUL.

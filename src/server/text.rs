@@ -20,7 +20,7 @@ impl Text {
         // SAFETY: the bytes are valid for the call, which copies them; a null context means that we free it ourselves.
         let raw = unsafe { create(ptr::null_mut(), bytes.as_ptr().cast::<c_char>(), bytes.len()) };
         // The server ends itself rather than answer a null.
-        NonNull::new(raw).map_or_else(|| super::absent("memory"), Self)
+        NonNull::new(raw).map_or_else(|| super::api::absent("memory"), Self)
     }
 
     /// A string object that the server has made for us, if it has.
