@@ -64,8 +64,10 @@ pub type Decision = limit::Decision<Effect>;
 const HEADER: usize = 8;
 /// The most hits a log holds.
 const MAX_ENTRIES: usize = 1 << 24;
-/// Slots a rebuilt log has to spare, at least; it has a quarter of its hits at most.
-const MIN_SPARE: usize = 4;
+/// Slots a new log has to spare: many a key is hit a few times only.
+const FIRST_SPARE: usize = 4;
+/// Slots a log that has grown has to spare, at least; it has a quarter of its hits otherwise.
+const MIN_SPARE: usize = 16;
 /// Bounds of the clock in ms, since a base is a signed 6-byte number: the years -2491 to 6429. Beyond, time stands still.
 const FIRST: i64 = -(1 << 47) + 2;
 const LAST: i64 = (1 << 47) - 1;
@@ -532,7 +534,7 @@ fn rebuild(
     let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
     // Every hit has a unit at least, so there are never more than `limit` of them.
     let slots = needed
-        .saturating_add(MIN_SPARE.max(hits / 4))
+        .saturating_add(if log.is_some() { MIN_SPARE.max(hits / 4) } else { FIRST_SPARE })
         .min(limit.saturating_add(1))
         .min(MAX_ENTRIES.saturating_add(1))
         .max(needed);
