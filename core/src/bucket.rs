@@ -91,7 +91,7 @@ pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<D
         limit: request.limit,
         remaining: level.remaining,
         retry_after,
-        reset_after: whole_ms(level.full_in),
+        reset_after: level.reset_after,
     };
     let effect = match level.after {
         None => Effect::Nothing,
@@ -172,8 +172,10 @@ struct Level {
     remaining: u64,
     /// ms
     retry_after: i64,
-    /// µs
-    full_in: u128,
+    /// ms
+    reset_after: i64,
+    /// µs, as far as 64 bits go.
+    full_in: u64,
     /// The numerator to store, if the call is charged.
     after: Option<u128>,
 }
@@ -208,7 +210,8 @@ fn reckon_small(used: u64, span: Span, period: u64, request: &Request) -> Option
         allowed,
         remaining: request.limit.saturating_sub(left),
         retry_after: retry_after.cast_signed(),
-        full_in: u128::from(full_in),
+        reset_after: full_in.div_ceil(1000).cast_signed(),
+        full_in,
         after: charged.then_some(u128::from(now_used)),
     })
 }
@@ -246,7 +249,8 @@ fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Le
         allowed,
         remaining: request.limit.saturating_sub(u64::try_from(left).unwrap_or(u64::MAX)),
         retry_after,
-        full_in,
+        reset_after: whole_ms(full_in),
+        full_in: u64::try_from(full_in).unwrap_or(u64::MAX),
         after: charged.then_some(now_used),
     }
 }
@@ -268,8 +272,8 @@ fn whole_ms(us: u128) -> i64 {
 
 /// When a key may expire whose bucket is full in `full_in` µs from `now`, both µs.
 #[inline]
-fn expiry(now: i64, full_in: u128, capacity: u64) -> Expiry {
-    let full_in = u64::try_from(full_in).unwrap_or(u64::MAX).min(FAR.saturating_mul(1000));
+fn expiry(now: i64, full_in: u64, capacity: u64) -> Expiry {
+    let full_in = full_in.min(FAR.saturating_mul(1000));
     let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
     let full_at = now.saturating_add_unsigned(full_in);
     let earliest = full_at.saturating_add(999).div_euclid(1000);
