@@ -349,39 +349,29 @@ pub fn sliding<W: Words + ?Sized>(words: &W) -> Result<limit::Request, Invalid> 
 fn window<W: Words + ?Sized>(words: &W, largest: u64, otherwise: Invalid) -> Result<limit::Request, Invalid> {
     let limit = units(words.word(2), largest, otherwise)?;
     let window = duration(words.word(3)).ok_or(Invalid::Window)?;
-    let request = limit::Request { limit, refill: 1, window, cost: 1, peek: false };
-    limit_options(request, words, 4)
+    let (cost, peek) = limit_options(words, 4)?;
+    Ok(limit::Request { limit, refill: 1, window, cost, peek })
 }
 
 /// Parses `RL.BUCKET key capacity refill period [COST n] [PEEK]`.
-#[inline]
+#[inline(always)] // so that the request is never in memory
 pub fn bucket<W: Words + ?Sized>(words: &W) -> Result<limit::Request, Invalid> {
-    let request = limit::Request {
-        limit: units(words.word(2), LARGEST_UNITS, Invalid::Capacity)?,
-        refill: units(words.word(3), LARGEST_UNITS, Invalid::Refill)?,
-        window: duration(words.word(4)).ok_or(Invalid::Period)?,
-        cost: 1,
-        peek: false,
-    };
-    limit_options(request, words, 5)
+    let limit = units(words.word(2), LARGEST_UNITS, Invalid::Capacity)?;
+    let refill = units(words.word(3), LARGEST_UNITS, Invalid::Refill)?;
+    let window = duration(words.word(4)).ok_or(Invalid::Period)?;
+    let (cost, peek) = limit_options(words, 5)?;
+    Ok(limit::Request { limit, refill, window, cost, peek })
 }
 
-#[inline]
-fn limit_options<W: Words + ?Sized>(
-    request: limit::Request,
-    words: &W,
-    first: usize,
-) -> Result<limit::Request, Invalid> {
-    if words.count() > first { given_options(request, words, first) } else { Ok(request) }
+/// `[COST n] [PEEK]`, which begin at word `first`.
+#[inline(always)]
+fn limit_options<W: Words + ?Sized>(words: &W, first: usize) -> Result<(u64, bool), Invalid> {
+    if words.count() > first { given_options(words, first) } else { Ok((1, false)) }
 }
 
 #[inline(never)]
-fn given_options<W: Words + ?Sized>(
-    mut request: limit::Request,
-    words: &W,
-    first: usize,
-) -> Result<limit::Request, Invalid> {
-    let mut cost = None;
+fn given_options<W: Words + ?Sized>(words: &W, first: usize) -> Result<(u64, bool), Invalid> {
+    let (mut cost, mut peek) = (None, false);
     let mut rest = first..words.count();
     while let Some(at) = rest.next() {
         let word = words.word(at);
@@ -393,16 +383,15 @@ fn given_options<W: Words + ?Sized>(
             let units = integer(words.word(at)).filter(|&cost| cost <= LARGEST_UNITS);
             cost = Some(units.ok_or(Invalid::Cost)?);
         } else if word.eq_ignore_ascii_case(b"PEEK") {
-            if request.peek {
+            if peek {
                 return Err(Invalid::PeekTwice);
             }
-            request.peek = true;
+            peek = true;
         } else {
             return Err(Invalid::LimitOption);
         }
     }
-    request.cost = cost.unwrap_or(1);
-    Ok(request)
+    Ok((cost.unwrap_or(1), peek))
 }
 
 #[cfg(test)]

@@ -76,11 +76,20 @@ pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<D
         .ok()
         .filter(|_| state.period == request.window)
         .and_then(|used| reckon_small(used, span, period, request));
-    let level = match small {
-        Some(level) => level,
-        None => reckon_large(&state, span, period, request),
-    };
+    Ok(match small {
+        Some(level) => decided(level, &state, now, request),
+        None => decided_large(&state, span, period, now, request),
+    })
+}
 
+/// On its own, so that the numbers of the usual case are never in memory.
+#[cold]
+fn decided_large(state: &State, span: Span, period: u64, now: i64, request: &Request) -> Decision {
+    decided(reckon_large(state, span, period, request), state, now, request)
+}
+
+#[inline(always)]
+fn decided(level: Level, state: &State, now: i64, request: &Request) -> Decision {
     let retry_after = match level.allowed {
         true => 0,
         false if request.cost > request.limit => NEVER,
@@ -101,7 +110,7 @@ pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<D
             expiry: expiry(now, level.full_in, request.limit),
         },
     };
-    Ok(Decision { verdict, effect })
+    Decision { verdict, effect }
 }
 
 /// A stored state, within its bounds.

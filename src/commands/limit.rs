@@ -155,7 +155,7 @@ impl Command for Bucket {
 }
 
 /// Moves the deadline of a key whose present one may not stay; says whether it did.
-#[inline]
+#[inline(always)]
 fn moved(key: &mut Key<'_>, expiry: &Expiry) -> Result<bool, Failure> {
     if expiry.keeps(key.deadline()) {
         return Ok(false);
