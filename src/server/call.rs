@@ -58,6 +58,7 @@ pub(super) unsafe extern "C" fn enter<C: Command>(
     OK
 }
 
+#[inline(always)]
 const fn fits(arity: i32, argc: c_int) -> bool {
     if arity < 0 { argc >= arity.saturating_neg() } else { argc == arity }
 }
@@ -86,7 +87,8 @@ impl Words for Call {
 
 impl Call {
     fn new(context: *mut raw::RedisModuleCtx, argv: *const *mut raw::RedisModuleString, argc: c_int) -> Self {
-        let argc = usize::try_from(argc).unwrap_or(0);
+        // The server never calls with fewer words than none.
+        let argc = argc.cast_unsigned() as usize;
         // The key is the first argument of every command of ours.
         // SAFETY: `argv` has `argc` elements.
         let name = if argc > 1 { unsafe { argv.add(1).read() } } else { ptr::null_mut() };

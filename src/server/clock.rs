@@ -1,5 +1,7 @@
 //! The one clock: the server's.
 
+use core::mem::MaybeUninit;
+
 use redis_module::raw;
 
 /// Does the server offer the time it decides expiry by, which stands still during a command, a transaction and a script?
@@ -21,10 +23,13 @@ pub fn now_us() -> i64 {
 
 #[inline]
 fn system_us() -> i64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists and the pointer is to a time of ours. `SystemTime` asks the same, and takes three times as long
-    // to wrap the answer.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time) };
-    // A time that does not fit into 292,000 years is no time.
-    time.tv_sec.wrapping_mul(1_000_000).wrapping_add(time.tv_nsec / 1000)
+    let mut time = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: the pointer is to a time of ours, and a clock that exists is always told. `SystemTime` asks the same, and takes
+    // three times as long to wrap the answer.
+    let time = unsafe {
+        libc::clock_gettime(libc::CLOCK_REALTIME, time.as_mut_ptr());
+        time.assume_init()
+    };
+    // Seconds reach 292,000 years before they no longer fit; below one second nothing is negative.
+    time.tv_sec.wrapping_mul(1_000_000).wrapping_add((time.tv_nsec.cast_unsigned() / 1000).cast_signed())
 }

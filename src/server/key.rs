@@ -1,6 +1,7 @@
 //! A key, opened.
 
 use core::ffi::{c_char, c_void};
+use core::mem::MaybeUninit;
 use core::slice;
 use std::ptr::{self, NonNull};
 
@@ -368,9 +369,11 @@ impl Drop for Key<'_> {
 /// # Safety
 /// `text` is a string object that lives, unchanged, for `'a`.
 pub(super) unsafe fn bytes<'a>(text: *const raw::RedisModuleString) -> &'a [u8] {
-    let mut len = 0;
-    // SAFETY: as the caller promised.
-    let start: *const c_char = unsafe { hot!(RedisModule_StringPtrLen)(text, &raw mut len) };
-    // SAFETY: the server gave pointer and length of one allocation; for a string that lives the pointer is never null.
-    unsafe { slice::from_raw_parts(start.cast::<u8>(), len) }
+    let mut len = MaybeUninit::uninit();
+    // SAFETY: as the caller promised. The server gives pointer and length of one allocation; for a string that lives the
+    // pointer is never null.
+    unsafe {
+        let start: *const c_char = hot!(RedisModule_StringPtrLen)(text, len.as_mut_ptr());
+        slice::from_raw_parts(start.cast::<u8>(), len.assume_init())
+    }
 }
