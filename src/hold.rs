@@ -18,7 +18,7 @@ use sluice_core::lease;
 use sluice_core::lock::{self, Decision, Family, Found, Release, Want};
 use sluice_core::queue::{Ask, Lock};
 
-use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text};
+use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text, ms};
 
 /// The last fencing token given. Under the server's global lock a plain load and store is enough.
 static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
@@ -75,14 +75,14 @@ impl<'k, 'c> Hold<'k, 'c> {
 
     #[inline]
     fn now(&self) -> i64 {
-        self.now_us().div_euclid(1000)
+        ms(self.now_us())
     }
 
     /// How the lock stands to a token.
     ///
     /// # Errors
     /// [`Failure::NoLock`] if the key holds what no lock is.
-    #[inline]
+    #[inline(always)]
     pub fn find(&mut self, token: Lent<'_>) -> Result<Found, Failure> {
         if self.freed {
             return Ok(Found::Free);
@@ -179,7 +179,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 
     /// Writes a decision that grants, and gives its fencing token. A holder's lease is never shortened by it.
-    #[inline]
+    #[inline(always)]
     pub fn grant(
         &mut self,
         found: Found,
@@ -283,6 +283,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 
     /// Gives back what `token` holds. What is free after that is handed to whom `next` finds, or removed.
+    #[inline(always)]
     pub fn release(
         mut self,
         found: Found,
@@ -291,23 +292,16 @@ impl<'k, 'c> Hold<'k, 'c> {
     ) -> Result<bool, Failure> {
         match lock::release(found) {
             Release::NotMine => return Ok(false),
-            Release::Hold { left } => {
-                self.set_holds(token, left)?;
-                self.site.changed(&[Event::HIncrBy]);
-            }
+            Release::Hold { left } => self.give_back_one(token, left)?,
             Release::Leave => {
-                self.key.remove(token)?;
-                self.site.replicate_zrem(token)?;
-                self.prune()?;
-                self.follow_last()?;
-                self.site.changed(&[Event::ZRem]);
+                self.leave(token)?;
                 next(&mut self)?;
             }
             Release::Free => {
                 self.freed = true;
                 next(&mut self)?;
                 if self.freed {
-                    self.make_way()?;
+                    self.remove()?;
                     self.site.changed(match found {
                         Found::Shared { .. } | Found::Permits { .. } => &[Event::ZRem, Event::Del],
                         _ => &[Event::Del],
@@ -316,6 +310,23 @@ impl<'k, 'c> Hold<'k, 'c> {
             }
         }
         Ok(true)
+    }
+
+    #[inline(never)]
+    fn give_back_one(&mut self, token: Lent<'_>, left: u64) -> Result<(), Failure> {
+        self.set_holds(token, left)?;
+        self.site.changed(&[Event::HIncrBy]);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn leave(&mut self, token: Lent<'_>) -> Result<(), Failure> {
+        self.key.remove(token)?;
+        self.site.replicate_zrem(token)?;
+        self.prune()?;
+        self.follow_last()?;
+        self.site.changed(&[Event::ZRem]);
+        Ok(())
     }
 
     /// Sets the deadline of a holder to `ttl` from now, also to an earlier one.
@@ -359,11 +370,17 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// Removes what is there, if anything is: a lock of another kind, or one that is over.
     fn make_way(&mut self) -> Result<(), Failure> {
         if self.key.exists() {
-            self.key.delete()?;
-            self.site.replicate_del()?;
+            self.remove()?;
         }
         (self.freed, self.stale) = (false, Cell::new(false));
         Ok(())
+    }
+
+    /// Removes what is there.
+    #[inline]
+    fn remove(&mut self) -> Result<(), Failure> {
+        self.key.delete()?;
+        self.site.replicate_del()
     }
 
     fn set_holds(&mut self, token: Lent<'_>, holds: u64) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use sluice_core::limit::{Expiry, Verdict};
 use sluice_core::{args, bucket, fixed, sliding};
 
-use crate::server::{Call, Command, Event, Failure, Key, Stored, Text};
+use crate::server::{Call, Command, Event, Failure, Key, Stored, Text, ms};
 use crate::{spec, stats};
 
 /// Counts and replies.
@@ -31,7 +31,7 @@ impl Command for Fixed {
     fn run(call: &Call) -> Result<(), Failure> {
         let request = args::fixed(call)?;
         let mut key = call.open();
-        let now = call.now_us().div_euclid(1000);
+        let now = ms(call.now_us());
         let mut stored = key.string()?;
         let found = stored.as_ref().map(|stored| fixed::Found { value: stored.bytes(), expires_at: stored.deadline() });
         let decision = fixed::decide(found, now, &request)?;
@@ -87,7 +87,7 @@ impl Command for Sliding {
     fn run(call: &Call) -> Result<(), Failure> {
         let request = args::sliding(call)?;
         let mut key = call.open();
-        let now = call.now_us().div_euclid(1000);
+        let now = ms(call.now_us());
         let mut stored = key.string()?;
         let decision = sliding::decide(stored.as_ref().map(Stored::bytes), now, &request)?;
         match &decision.effect {

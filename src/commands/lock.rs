@@ -9,7 +9,7 @@ use sluice_core::lock::{self, Decision, Found, Want};
 use sluice_core::queue::Ask;
 
 use crate::hold::{self, Hold, Shown};
-use crate::server::{Call, Command, Failure, Key, Lent};
+use crate::server::{Call, Command, Failure, Key, Lent, ms};
 use crate::{spec, stats, waiters};
 
 /// LOCK.ACQUIRE.
@@ -187,7 +187,7 @@ const LISTED: usize = 100;
 
 /// LOCK.INFO and SEM.INFO.
 pub fn info(call: &Call, side: Side) -> Result<(), Failure> {
-    let now = call.now_us().div_euclid(1000);
+    let now = ms(call.now_us());
     let (waiting, queue) = if waiters::any() {
         waiters::refresh(call);
         waiters::show(call, LISTED)

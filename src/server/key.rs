@@ -63,7 +63,7 @@ impl<'c> Key<'c> {
     }
 
     /// What it holds. A short string that another client wrote is unpacked in memory by this, once.
-    #[inline]
+    #[inline(always)]
     pub fn content(&self) -> Content<'_> {
         match self.memory(READ) {
             // SAFETY: `memory` has pointer and length of one allocation, which stays until the key is written to, and that takes
@@ -87,7 +87,7 @@ impl<'c> Key<'c> {
     }
 
     /// Where in memory it holds what it holds, to read or to write.
-    #[inline]
+    #[inline(always)]
     fn memory(&self, mode: i32) -> Memory {
         let Some(raw) = self.raw else { return Memory::Nothing };
         let mut len = 0;
@@ -96,14 +96,9 @@ impl<'c> Key<'c> {
         if len > 0 && !start.is_null() {
             return Memory::String(start.cast::<u8>(), len);
         }
-        self.without_bytes()
-    }
-
-    /// The same where there is no string, or none of any length: which of them, it takes a second question to know.
-    #[inline(never)]
-    fn without_bytes(&self) -> Memory {
+        // No string, or none of any length: which of them, it takes a second question to know.
         // SAFETY: the key is open.
-        match unsafe { hot!(RedisModule_KeyType)(self.raw()) } {
+        match unsafe { hot!(RedisModule_KeyType)(raw.as_ptr()) } {
             EMPTY => Memory::Nothing,
             STRING => Memory::String(NonNull::dangling().as_ptr(), 0),
             HASH => Memory::Hash,
@@ -165,7 +160,7 @@ impl<'c> Key<'c> {
     }
 
     /// Makes a string of a key that holds nothing. Written this way it needs no unpacking later, and no byte too many.
-    #[inline]
+    #[inline(always)]
     pub fn create(&mut self, bytes: &[u8], deadline: i64) -> Result<(), Failure> {
         self.bury()?;
         // SAFETY: the key is open for writing.

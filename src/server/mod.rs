@@ -25,7 +25,7 @@ mod text;
 use api::{api, hot};
 pub use blocked::{Answer, Blocked, loses_replies};
 pub use call::{Call, Command};
-pub use clock::now_us;
+pub use clock::{ms, now_us};
 pub use config::Config;
 pub use context::{Context, arm, arm_anew, disarm, monotonic_ms};
 pub use events::{listen, stop_listening};

@@ -329,7 +329,7 @@ pub fn work(context: &Context<'_>) {
 pub fn tick(context: &Context<'_>) {
     let mut state = state();
     // A lease that ended before a timeout goes to who still waits.
-    for id in state.queues.due(server::now_us().div_euclid(1000)) {
+    for id in state.queues.due(server::ms(server::now_us())) {
         state.look(context, id);
     }
     for place in state.queues.timed_out(monotonic_ms()) {
@@ -351,7 +351,7 @@ pub fn check() {
     let state = state();
     let is_late = |when: Option<i64>, now: i64| when.is_some_and(|when| when.saturating_add(LATE_MS) < now);
     if is_late(state.queues.next_timeout(), monotonic_ms())
-        || is_late(state.queues.next_look(), server::now_us().div_euclid(1000))
+        || is_late(state.queues.next_look(), server::ms(server::now_us()))
     {
         server::arm_anew();
     }
@@ -361,7 +361,7 @@ impl State {
     /// Grants to the head of a queue, and to the next, for as long as the lock admits them.
     fn serve(&mut self, id: QueueId, hold: &mut Hold<'_, '_>) -> Result<(), Failure> {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return Ok(()) };
-        let expired = self.queues.lease_has_ended(id, server::now_us().div_euclid(1000));
+        let expired = self.queues.lease_has_ended(id, server::ms(server::now_us()));
         let (clients, under_way, give_back) = (&mut self.clients, &mut self.under_way, &mut self.give_back);
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
@@ -457,7 +457,7 @@ impl State {
                     return;
                 }
             };
-            self.queues.look_at(id, Some(site.now_us().div_euclid(1000).saturating_add(again)));
+            self.queues.look_at(id, Some(server::ms(site.now_us()).saturating_add(again)));
         });
     }
 
@@ -476,7 +476,7 @@ impl State {
         // A key expires when its deadline is past, not when it is reached.
         let mut when = lease_ends.map(|ends| ends.saturating_add(1));
         if let Some(every) = self.every {
-            let soon = server::now_us().div_euclid(1000).saturating_add(every);
+            let soon = server::ms(server::now_us()).saturating_add(every);
             when = Some(when.map_or(soon, |when| when.min(soon)));
         }
         self.queues.look_at(id, when);
@@ -499,7 +499,7 @@ impl State {
 
     fn arm(&self) {
         let timeout = self.queues.next_timeout().map(|until| until.saturating_sub(monotonic_ms()));
-        let look = self.queues.next_look().map(|when| when.saturating_sub(server::now_us().div_euclid(1000)));
+        let look = self.queues.next_look().map(|when| when.saturating_sub(server::ms(server::now_us())));
         if let Some(ms) = timeout.into_iter().chain(look).min() {
             server::arm(ms.max(0));
         }
