@@ -98,8 +98,11 @@ impl<'c> Key<'c> {
         }
         // No string, or none of any length: which of them, it takes a second question to know.
         // SAFETY: the key is open.
-        match unsafe { hot!(RedisModule_KeyType)(raw.as_ptr()) } {
-            EMPTY => Memory::Nothing,
+        let kind = unsafe { hot!(RedisModule_KeyType)(raw.as_ptr()) };
+        if kind == EMPTY {
+            return Memory::Nothing;
+        }
+        match kind {
             STRING => Memory::String(NonNull::dangling().as_ptr(), 0),
             HASH => Memory::Hash,
             SORTED_SET => Memory::SortedSet,
@@ -170,7 +173,7 @@ impl<'c> Key<'c> {
     }
 
     /// Writes all bytes of a string that has just got so many.
-    #[inline]
+    #[inline(always)]
     fn fill(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.string()?.ok_or(Failure::Internal)?.write(0, bytes)
     }

@@ -79,7 +79,7 @@ impl Site {
     }
 
     /// `SET key value PXAT deadline`, the value a string object that is shared and not copied.
-    #[inline]
+    #[inline(always)]
     pub fn replicate_set_text(&self, value: Lent<'_>, deadline: i64) -> Result<(), Failure> {
         // SAFETY: as above.
         sent(unsafe {
