@@ -25,9 +25,10 @@ struct Number {
 static DEADLINE: Number = Number::new();
 
 /// Places within a string. Keys whose values are laid out alike are written to at the same places, over and over.
-static PLACES: [Number; 1021] = [const { Number::new() }; 1021];
+const PLACES: usize = 1021;
+static PLACE: [Number; PLACES] = [const { Number::new() }; PLACES];
 /// Places from here on are too many to be kept.
-const FAR: usize = 8 * PLACES.len();
+const FAR: usize = 8 * PLACES;
 
 impl Number {
     const fn new() -> Self {
@@ -173,7 +174,7 @@ impl Site {
     /// `SETRANGE key at bytes`.
     #[inline]
     pub fn replicate_setrange(&self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        let kept = if at < FAR { PLACES.get(at.wrapping_rem(PLACES.len())) } else { None };
+        let kept = if at < FAR { PLACE.get(at % PLACES) } else { None };
         let Some(place) = kept else { return self.replicate_setrange_afar(at, bytes) };
         // SAFETY: as above.
         sent(unsafe {
@@ -271,7 +272,7 @@ pub(super) fn release() {
     PXAT.free();
     KEEPTTL.free();
     DEADLINE.free();
-    for place in &PLACES {
+    for place in &PLACE {
         place.free();
     }
 }
