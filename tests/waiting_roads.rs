@@ -280,7 +280,7 @@ fn a_key_of_another_type_keeps_the_waiters_until_its_last_element_goes() {
         words("MULTI"),
         words("DEL k"),
         words("RPUSH k 1"),
-        words("PEXPIRE k 100"),
+        words("PEXPIRE k 1000"),
         words("EXEC"),
     ]);
     c.still_waits(&server, "k");

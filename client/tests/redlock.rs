@@ -54,8 +54,9 @@ fn one_holds_it_and_a_release_frees_all_servers() {
     let (a, b) = (on(&servers, calm()), on(&servers, calm()));
     let guard = a.try_acquire().unwrap().expect("free");
     assert!(guard.validity() <= SOON - ms(202) && guard.validity() > SOON / 2);
-    assert!(b.try_acquire().unwrap().is_none());
+    // Three of five are enough to hold it; whoever asks before the others have answered may be first there.
     wait_until(SOON, "the key is on all of them", || keys(&mut servers) == 5);
+    assert!(b.try_acquire().unwrap().is_none());
     assert!(servers.iter().all(|server| server.cli_raw(&["GET", "k"]) == guard.token()));
     assert!(guard.release().unwrap());
     assert_eq!(keys(&mut servers), 0);
