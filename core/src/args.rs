@@ -175,7 +175,7 @@ fn long(word: &[u8]) -> Option<u64> {
 }
 
 /// A duration from 1 ms to [`LONGEST_MS`], in milliseconds: a whole number and a unit (`ms s m h d`), or a bare number of ms.
-#[inline]
+#[inline(always)] // a call of it costs as much as it does
 #[must_use]
 pub fn duration(word: &[u8]) -> Option<u64> {
     let (last, rest) = word.split_last()?;

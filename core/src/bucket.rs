@@ -42,6 +42,8 @@ pub enum Effect {
         /// Not before the bucket is full again (rounded up to ms), at most an eighth of the time to fill later; exact
         /// for a capacity below 16.
         expiry: Expiry,
+        /// The key's deadline is another one, as far as what was stored tells: to set it takes no asking then.
+        moves: bool,
     },
 }
 
@@ -56,19 +58,26 @@ pub type Decision = limit::Decision<Effect>;
 /// # Errors
 ///
 /// [`Refusal::Foreign`] if the value cannot be a state of a bucket.
-#[inline(always)] // so that the numbers of the usual case are never in memory
 pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<Decision, Refusal> {
-    let now = now_us.clamp(FIRST, LAST);
-    match stored.and_then(|bytes| usual(bytes, now, request)) {
-        Some(level) => Ok(decided(&level, now, now, request)),
-        None => decide_otherwise(stored, now, request),
+    match stored.and_then(|bytes| decide_usual(bytes, now_us, request)) {
+        Some(decision) => Ok(decision),
+        None => decide_otherwise(stored, now_us.clamp(FIRST, LAST), request),
     }
 }
 
+/// The same for nearly every call on a key that exists; `None` for the rest.
+#[inline(always)] // so that none of its numbers need ever be in memory
+#[must_use]
+pub fn decide_usual(stored: &[u8], now_us: i64, request: &Request) -> Option<Decision> {
+    let now = now_us.clamp(FIRST, LAST);
+    let (level, before) = usual(stored, now, request)?;
+    Some(decided(&level, now, now, request, Some(before)))
+}
+
 /// The level where the state is not from the future, was stored with the period asked with, and all numbers fit into 64 bits;
-/// `None` otherwise.
+/// `None` otherwise. And when the key may expire by that state, if all calls have had the same parameters.
 #[inline(always)]
-fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<Level> {
+fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<(Level, i64)> {
     let fields = Fields::split(bytes)?;
     let period = request.window.saturating_mul(1000);
     let elapsed = u64::try_from(now.wrapping_sub(fields.time)).ok()?;
@@ -76,7 +85,11 @@ fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<Level> {
         && fields.period == request.window
         && fields.high == 0
         && (1..=LARGEST_UNITS.saturating_mul(period)).contains(&fields.low);
-    if is_usual { reckon_small(fields.low, elapsed, period, request) } else { None }
+    if !is_usual {
+        return None;
+    }
+    let level = reckon_small(fields.low, elapsed, period, request)?;
+    Some((level, earliest(fields.time, fields.low.div_ceil(request.refill.max(1)))))
 }
 
 #[inline(never)]
@@ -95,11 +108,11 @@ fn decide_otherwise(stored: Option<&[u8]>, now: i64, request: &Request) -> Resul
     let span = Span { elapsed: ahead.min(0).unsigned_abs(), wait: ahead.max(0).unsigned_abs() };
     let level = reckon_large(&state, span, period, request);
     // A state from the future keeps its time, or what accrues until then would accrue twice.
-    Ok(decided(&level, state.time.max(now), now, request))
+    Ok(decided(&level, state.time.max(now), now, request, None))
 }
 
 #[inline(always)]
-fn decided(level: &Level, time: i64, now: i64, request: &Request) -> Decision {
+fn decided(level: &Level, time: i64, now: i64, request: &Request, before: Option<i64>) -> Decision {
     let retry_after = match level.allowed {
         true => 0,
         false if request.cost > request.limit => NEVER,
@@ -114,10 +127,12 @@ fn decided(level: &Level, time: i64, now: i64, request: &Request) -> Decision {
     };
     let effect = match level.after {
         None => Effect::Nothing,
-        Some(numerator) => Effect::Store {
-            value: State { time, numerator, period: request.window }.encode(),
-            expiry: expiry(now, level.full_in, request.limit),
-        },
+        Some(numerator) => {
+            let (expiry, step) = expiry(now, level.full_in, request.limit);
+            // Between the same two round numbers it is the same deadline.
+            let moves = before.is_some_and(|before| (before.wrapping_sub(1) ^ expiry.earliest.wrapping_sub(1)) >= step);
+            Effect::Store { value: State { time, numerator, period: request.window }.encode(), expiry, moves }
+        }
     };
     Decision { verdict, effect }
 }
@@ -299,17 +314,26 @@ fn whole_ms(us: u128) -> i64 {
     }
 }
 
-/// When a key may expire whose bucket is full in `full_in` µs from `now`, both µs.
+/// When a key may expire, at the earliest, whose bucket is full in `full_in` µs from `now`, both µs.
 #[inline]
-fn expiry(now: i64, full_in: u64, capacity: u64) -> Expiry {
-    let full_in = full_in.min(FAR.saturating_mul(1000));
-    let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
+fn earliest(now: i64, full_in: u64) -> i64 {
     // So many ms on top put every time of the clock above 0, where a division is cheap; no sum comes near 2^64.
     const UP: i64 = 1 << 46;
-    let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in);
-    let earliest = (full_at.wrapping_add(999) / 1000).cast_signed().wrapping_sub(UP);
-    let latest = earliest.saturating_add_unsigned(slack);
-    Expiry { earliest, set_to: latest, latest }
+    let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in.min(FAR.saturating_mul(1000)));
+    (full_at.wrapping_add(999) / 1000).cast_signed().wrapping_sub(UP)
+}
+
+/// The deadlines of such a key, and how far apart those are of which one is set.
+///
+/// They are round numbers, so a deadline moves seldom, keys share it, and a state tells which one its key has.
+#[inline]
+fn expiry(now: i64, full_in: u64, capacity: u64) -> (Expiry, i64) {
+    let earliest = earliest(now, full_in);
+    let slack = if capacity < COARSE { 0 } else { full_in.min(FAR.saturating_mul(1000)) / 8000 };
+    // The largest power of two that is no longer than the slack.
+    let step = 1i64.wrapping_shl((slack | 1).ilog2());
+    let set_to = earliest.wrapping_add(step.wrapping_sub(1)) & step.wrapping_neg();
+    (Expiry { earliest, set_to, latest: earliest.saturating_add_unsigned(slack) }, step)
 }
 
 #[cfg(test)]
@@ -353,7 +377,16 @@ mod tests {
             let request = Request { limit, refill, window: if same { stored_with } else { 2000 }, cost, peek };
             let now = 1i64 << 50;
             let bytes = State { time: now + away, numerator, period: stored_with }.encode();
-            prop_assert_eq!(decide(Some(&bytes), now, &request), decide_otherwise(Some(&bytes), now, &request));
+            let forgetful = |decision: Result<Decision, Refusal>| {
+                decision.map(|mut decision| {
+                    if let Effect::Store { moves, .. } = &mut decision.effect {
+                        *moves = false;
+                    }
+                    decision
+                })
+            };
+            let usual = forgetful(decide(Some(&bytes), now, &request));
+            prop_assert_eq!(usual, decide_otherwise(Some(&bytes), now, &request));
         }
 
         #[test]

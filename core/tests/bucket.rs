@@ -41,7 +41,7 @@ impl Bucket {
         check_shape(&verdict, request);
         let charged = verdict.allowed && request.cost > 0 && !request.peek;
         assert_eq!(charged, effect != Effect::Nothing);
-        if let Effect::Store { value, expiry } = effect {
+        if let Effect::Store { value, expiry, moves } = effect {
             assert!(expiry.keeps(Some(expiry.set_to)) && !expiry.keeps(None));
             assert!(!expiry.keeps(Some(expiry.earliest - 1)) && !expiry.keeps(Some(expiry.latest + 1)));
             if verdict.reset_after < 1 << 53 {
@@ -52,7 +52,7 @@ impl Bucket {
                 assert!(expiry.latest - expiry.earliest <= fill / 8, "at most an eighth later");
                 assert!(request.limit >= 16 || expiry.latest == expiry.earliest, "exact below 16");
             }
-            if expiry.keeps(self.key.expires_at) {
+            if !moves && expiry.keeps(self.key.expires_at) {
                 self.key.set_range(0, &value);
             } else {
                 self.key.set(&value, expiry.set_to);
@@ -60,6 +60,30 @@ impl Bucket {
             assert_eq!(self.key.value.as_deref(), Some(&value[..]));
         }
         verdict
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_deadline_that_moves_is_told_from_the_state_alone_and_moves_seldom(
+        (limit, refill, window) in (1u64..2000, 1u64..50, 1u64..5000),
+        pauses in prop::collection::vec(0i64..20_000, 1..60),
+    ) {
+        let (r, mut k, mut now, mut moved, mut hits) = (bucket(limit, refill, window), Bucket::default(), 1 << 50, 0, 0);
+        for pause in pauses {
+            now += pause;
+            k.key.expire(now / 1000);
+            let (before, deadline) = (k.key.value.clone(), k.key.expires_at);
+            if let Effect::Store { expiry, moves, .. } = decide(before.as_deref(), now, &r).unwrap().effect {
+                if before.is_some() {
+                    prop_assert_eq!(moves, deadline != Some(expiry.set_to));
+                    prop_assert!(moves || expiry.keeps(deadline));
+                    (moved, hits) = (moved + u32::from(moves), hits + 1);
+                }
+            }
+            k.call(now, &r);
+        }
+        prop_assert!(limit < 16 || hits < 30 || moved < hits || window * 1000 < 8 * 20_000 * refill, "{moved} of {hits}");
     }
 }
 
@@ -80,7 +104,7 @@ fn r5_the_largest_of_everything_neither_wraps_nor_panics() {
     let mut k = Bucket::default();
     let v = k.call(0, &all);
     assert_eq!((v.allowed, v.remaining, v.reset_after), (true, 0, i64::MAX));
-    assert_eq!(k.key.expires_at, Some((1 << 53) + (1 << 50)));
+    assert_eq!(k.key.expires_at, Some(1 << 53));
     assert!(refused(k.call(0, &all), i64::MAX));
     // What an i64 holds is exact: 10^6 tokens at one per 3660 days.
     let million = Request { cost: 1_000_000, ..bucket(1_000_000, 1, MAX_PERIOD) };
@@ -98,17 +122,17 @@ fn r9_the_key_lives_until_the_bucket_is_full_and_an_eighth_longer_at_most() {
     let b = bucket(100, 100, 60_000);
     let mut k = Bucket::default();
     k.call(0, &Request { cost: 80, ..b });
-    assert_eq!(k.key.expires_at, Some(54_000));
+    assert_eq!(k.key.expires_at, Some(49_152), "the next multiple of 2^12, an eighth being 6,000");
     let before = k.key.clone();
-    k.call(S, &Request { cost: 2, ..b });
+    k.call(S, &Request { cost: 1, ..b });
     assert_eq!(k.key.expires_at, before.expires_at, "a deadline that is late enough stays");
-    k.call(S, &Request { cost: 18, ..b });
-    assert_eq!(k.key.expires_at, Some(60_000 + 7_375));
+    k.call(S, &Request { cost: 19, ..b });
+    assert_eq!(k.key.expires_at, Some(61_440));
 }
 
 #[test]
 fn r9_from_a_capacity_of_16_on_the_key_may_outlive_its_refill() {
-    for (capacity, deadline) in [(15, 15_000), (16, 18_000)] {
+    for (capacity, deadline) in [(15, 15_000), (16, 16_384)] {
         let mut k = Bucket::default();
         k.call(0, &cost(bucket(capacity, 1, 1000), capacity));
         assert_eq!(k.key.expires_at, Some(deadline));
@@ -459,7 +483,7 @@ proptest! {
             Ok(d) => {
                 check_shape(&d.verdict, &r);
                 prop_assert_eq!((value.len(), value[0]), (SIZE, 0xf5));
-                if let Effect::Store { value, expiry } = d.effect {
+                if let Effect::Store { value, expiry, .. } = d.effect {
                     prop_assert!(decide(Some(&value), now, &r).is_ok());
                     prop_assert!(expiry.earliest <= expiry.set_to && expiry.set_to <= expiry.latest);
                     prop_assert!(now < 0 || expiry.latest > 0);

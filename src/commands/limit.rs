@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use sluice_core::limit::{Expiry, Verdict};
+use sluice_core::limit::{self, Expiry, Verdict};
 use sluice_core::{args, bucket, fixed, sliding};
 
 use crate::server::{Call, Command, Event, Failure, Key, Stored, Text, ms};
@@ -11,7 +11,7 @@ use crate::{spec, stats};
 
 /// Counts and replies.
 #[inline(always)] // so that the verdict is never in memory
-fn answer(call: &Call, verdict: &Verdict, allowed: &AtomicU64, refused: &AtomicU64) {
+fn answer(call: &Call, verdict: Verdict, allowed: &AtomicU64, refused: &AtomicU64) {
     stats::bump(if verdict.allowed { allowed } else { refused });
     call.reply_verdict(verdict);
 }
@@ -72,7 +72,7 @@ impl Command for Fixed {
                 call.changed(&[Event::Expire]);
             }
         }
-        answer(call, &decision.verdict, &stats::RL_FIXED_ALLOWED, &stats::RL_FIXED_REFUSED);
+        answer(call, decision.verdict, &stats::RL_FIXED_ALLOWED, &stats::RL_FIXED_REFUSED);
         Ok(())
     }
 }
@@ -95,7 +95,7 @@ impl Command for Sliding {
             sliding::Effect::Slot { at, bytes, expiry } => {
                 stored.as_mut().ok_or(Failure::Internal)?.write(*at, bytes.as_slice())?;
                 call.replicate_setrange(*at, bytes.as_slice())?;
-                if moved(&mut key, expiry)? {
+                if moved(&mut key, *expiry)? {
                     call.replicate_deadline(expiry.set_to)?;
                     call.changed(&[Event::SetRange, Event::Expire]);
                 } else {
@@ -113,7 +113,7 @@ impl Command for Sliding {
                 call.changed(&[Event::SetRange, Event::Expire]);
             }
         }
-        answer(call, &decision.verdict, &stats::RL_SLIDING_ALLOWED, &stats::RL_SLIDING_REFUSED);
+        answer(call, decision.verdict, &stats::RL_SLIDING_ALLOWED, &stats::RL_SLIDING_REFUSED);
         Ok(())
     }
 }
@@ -129,34 +129,65 @@ impl Command for Bucket {
         let request = args::bucket(call)?;
         let mut key = call.open();
         let now_us = call.now_us();
-        let mut stored = key.string()?;
-        let decision = bucket::decide(stored.as_ref().map(Stored::bytes), now_us, &request)?;
-        if let bucket::Effect::Store { value, expiry } = &decision.effect {
-            match &mut stored {
-                None => {
-                    may_create(call)?;
-                    key.create(value, expiry.set_to)?;
-                    call.replicate_set(value, expiry.set_to)?;
-                }
-                Some(stored) => {
-                    stored.write(0, value)?;
-                    if moved(&mut key, expiry)? {
-                        call.replicate_set(value, expiry.set_to)?;
-                    } else {
-                        call.replicate_set_alone(value)?;
-                    }
-                }
+        match key.string()? {
+            Some(stored) => match bucket::decide_usual(stored.bytes(), now_us, &request) {
+                Some(decision) => Self::update(call, stored, decision),
+                None => Self::update_otherwise(call, stored, now_us, request),
+            },
+            None => Self::create(call, &mut key, now_us, request),
+        }
+    }
+}
+
+/// Apart, so that what the usual call decides is never in memory.
+impl Bucket {
+    #[inline(always)]
+    fn update(call: &Call, mut stored: Stored<'_, '_>, decision: bucket::Decision) -> Result<(), Failure> {
+        if let bucket::Effect::Store { value, expiry, moves } = decision.effect {
+            stored.write(0, &value)?;
+            let key = stored.into_key();
+            if moves {
+                key.set_deadline(expiry.set_to)?;
+            }
+            if moves || moved(key, expiry)? {
+                call.replicate_set_shared(&value, expiry.set_to)?;
+            } else {
+                call.replicate_set_alone(&value)?;
             }
             call.changed(&[Event::Set, Event::Expire]);
         }
-        answer(call, &decision.verdict, &stats::RL_BUCKET_ALLOWED, &stats::RL_BUCKET_REFUSED);
+        answer(call, decision.verdict, &stats::RL_BUCKET_ALLOWED, &stats::RL_BUCKET_REFUSED);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn update_otherwise(
+        call: &Call,
+        stored: Stored<'_, '_>,
+        now_us: i64,
+        request: limit::Request,
+    ) -> Result<(), Failure> {
+        let decision = bucket::decide(Some(stored.bytes()), now_us, &request)?;
+        Self::update(call, stored, decision)
+    }
+
+    #[inline(never)]
+    fn create(call: &Call, key: &mut Key<'_>, now_us: i64, request: limit::Request) -> Result<(), Failure> {
+        let decision = bucket::decide(None, now_us, &request)?;
+        if let bucket::Effect::Store { value, expiry, .. } = &decision.effect {
+            may_create(call)?;
+            key.create(value, expiry.set_to)?;
+            call.replicate_set(value, expiry.set_to)?;
+            call.changed(&[Event::Set, Event::Expire]);
+        }
+        answer(call, decision.verdict, &stats::RL_BUCKET_ALLOWED, &stats::RL_BUCKET_REFUSED);
         Ok(())
     }
 }
 
 /// Moves the deadline of a key whose present one may not stay; says whether it did.
 #[inline(always)]
-fn moved(key: &mut Key<'_>, expiry: &Expiry) -> Result<bool, Failure> {
+fn moved(key: &mut Key<'_>, expiry: Expiry) -> Result<bool, Failure> {
     if expiry.keeps(key.deadline()) {
         return Ok(false);
     }

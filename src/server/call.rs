@@ -123,7 +123,7 @@ impl Call {
 
     /// Replies a limiter's five integers.
     #[inline(always)] // so that the verdict is never in memory
-    pub fn reply_verdict(&self, verdict: &Verdict) {
+    pub fn reply_verdict(&self, verdict: Verdict) {
         self.reply_array(5);
         self.reply_integer(i64::from(verdict.allowed));
         // Both are at most 10^12.

@@ -210,7 +210,7 @@ pub struct Stored<'k, 'c> {
     len: usize,
 }
 
-impl Stored<'_, '_> {
+impl<'k, 'c> Stored<'k, 'c> {
     /// Its bytes.
     #[inline]
     pub const fn bytes(&self) -> &[u8] {
@@ -222,6 +222,12 @@ impl Stored<'_, '_> {
     #[inline]
     pub fn deadline(&self) -> Option<i64> {
         self.key.deadline()
+    }
+
+    /// The key, to be changed otherwise than in place.
+    #[inline]
+    pub const fn into_key(self) -> &'k mut Key<'c> {
+        self.key
     }
 
     /// Writes over some of the bytes; they must be there.

@@ -21,8 +21,16 @@ struct Number {
     text: AtomicPtr<raw::RedisModuleString>,
 }
 
-/// The last deadline that was made. On a busy server the leases of one millisecond end together.
-static DEADLINE: Number = Number::new();
+/// Deadlines. On a busy server the leases of one millisecond end together, and limiters end at round times.
+static DEADLINE: [Number; 64] = [const { Number::new() }; 64];
+
+/// A deadline as a string object.
+#[inline]
+fn deadline(ms: i64) -> *mut raw::RedisModuleString {
+    // Fibonacci hashing: the upper bits of the product depend on all of the number.
+    let class = ms.cast_unsigned().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+    DEADLINE.get(class as usize).unwrap_or(&DEADLINE[0]).raw(ms)
+}
 
 /// Places within a string. Keys whose values are laid out alike are written to at the same places, over and over.
 const PLACES: usize = 1021;
@@ -79,6 +87,24 @@ impl Site {
         })
     }
 
+    /// `SET key value PXAT deadline`, the deadline one that other keys have too.
+    #[inline]
+    pub fn replicate_set_shared(&self, value: &[u8], deadline: i64) -> Result<(), Failure> {
+        // SAFETY: as above.
+        sent(unsafe {
+            hot!(RedisModule_Replicate)(
+                self.context,
+                c"SET".as_ptr(),
+                c"sbss".as_ptr(),
+                self.name,
+                value.as_ptr(),
+                value.len(),
+                PXAT.raw(),
+                self::deadline(deadline),
+            )
+        })
+    }
+
     /// `SET key value PXAT deadline`, the value a string object that is shared and not copied.
     #[inline(always)]
     pub fn replicate_set_text(&self, value: Lent<'_>, deadline: i64) -> Result<(), Failure> {
@@ -91,7 +117,7 @@ impl Site {
                 self.name,
                 value.raw,
                 PXAT.raw(),
-                DEADLINE.raw(deadline),
+                self::deadline(deadline),
             )
         })
     }
@@ -243,7 +269,7 @@ impl Site {
                 c"PEXPIREAT".as_ptr(),
                 c"ss".as_ptr(),
                 self.name,
-                DEADLINE.raw(deadline),
+                self::deadline(deadline),
             )
         })
     }
@@ -271,8 +297,7 @@ pub(super) fn prepare() {
 pub(super) fn release() {
     PXAT.free();
     KEEPTTL.free();
-    DEADLINE.free();
-    for place in &PLACE {
-        place.free();
+    for number in DEADLINE.iter().chain(&PLACE) {
+        number.free();
     }
 }
