@@ -467,7 +467,7 @@ pub fn bucket(data: &[u8]) {
         }
         match decision.effect {
             bucket::Effect::Nothing => assert!(!charged),
-            bucket::Effect::Store { value: state, expiry } => {
+            bucket::Effect::Store { value: state, expiry, .. } => {
                 assert!(charged);
                 ordered(&expiry);
                 value = Some(state.to_vec());
