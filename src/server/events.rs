@@ -7,7 +7,7 @@ use redis_module::raw;
 
 use super::blocked::loses_replies;
 use super::context::own;
-use super::{Context, ERR, OK, api, guarded, key};
+use super::{Context, ERR, OK, api, filter, guarded, key};
 use crate::waiters;
 
 /// Does the server tell us what happens to keys?
@@ -17,13 +17,25 @@ static WATCHING: AtomicBool = AtomicBool::new(false);
 /// May we listen at all? From Valkey 8.1.0 to 9.1.0 a module that does breaks other clients' MOVE and COPY.
 static DEAF: AtomicBool = AtomicBool::new(false);
 
+/// What is heard of keys while somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hearing {
+    /// Nothing: they must be looked at.
+    Nothing,
+    /// What commands name, and what changes without a command.
+    Words,
+    /// All events.
+    Events,
+}
+
 /// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like, and a permit or a share that another client takes out of its
-/// sorted set. Where the server knows it: a slot's keys that go without a DEL.
+/// sorted set. Where the server knows it: a slot's keys that go without a DEL. Where commands are listened to: only what no
+/// command stands for.
 fn classes() -> c_int {
-    let classes = raw::REDISMODULE_NOTIFY_GENERIC
-        | raw::REDISMODULE_NOTIFY_EXPIRED
-        | raw::REDISMODULE_NOTIFY_EVICTED
-        | raw::REDISMODULE_NOTIFY_ZSET;
+    let mut classes = raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    if !filter::takes_words() {
+        classes |= raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_ZSET;
+    }
     // SAFETY: see `api!`; the function has no preconditions.
     let all = unsafe { raw::RedisModule_GetKeyspaceNotificationFlagsAll }.map_or(0, |all| unsafe { all() });
     classes | (raw::REDISMODULE_NOTIFY_KEY_TRIMMED & all)
@@ -60,10 +72,10 @@ fn watch_clients(callback: raw::RedisModuleEventCallback) {
     }
 }
 
-/// Has the server tell us what happens to keys from now on. False: it cannot be listened to, so keys must be looked at.
-pub fn listen() -> bool {
+/// Has the server tell us what happens to keys from now on, in the way that costs the others least.
+pub fn listen() -> Hearing {
     if DEAF.load(Relaxed) {
-        return false;
+        return Hearing::Nothing;
     }
     if !WATCHING.swap(true, Relaxed) {
         watch_clients(Some(client_changed));
@@ -73,7 +85,11 @@ pub fn listen() -> bool {
         let status = unsafe { api!(RedisModule_SubscribeToKeyspaceEvents)(own(), classes(), Some(happened)) };
         LISTENING.store(status != ERR, Relaxed);
     }
-    LISTENING.load(Relaxed)
+    match (LISTENING.load(Relaxed), filter::takes_words()) {
+        (true, false) => Hearing::Events,
+        (true, true) if filter::start() => Hearing::Words,
+        _ => Hearing::Nothing,
+    }
 }
 
 /// Nobody waits any more. A server that cannot be told (Redis before 8.2, Valkey) goes on telling, and is not listened to.
@@ -151,7 +167,8 @@ unsafe extern "C" fn role_changed(
     }
 }
 
-/// Ten times a second or so. Timers run on a clock that may be set back or forward, and then come too late.
+/// Ten times a second or so. Timers run on a clock that may be set back or forward, and then come too late. And here nobody's
+/// command is running, so that commands are listened to no more if nobody waits; often somebody does again before.
 unsafe extern "C" fn cron(
     _context: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
@@ -160,6 +177,8 @@ unsafe extern "C" fn cron(
 ) {
     if waiters::any() {
         guarded(waiters::check);
+    } else {
+        guarded(filter::stop);
     }
 }
 
