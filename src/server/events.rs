@@ -29,13 +29,18 @@ pub enum Hearing {
 }
 
 /// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like, and a permit or a share that another client takes out of its
-/// sorted set. Where the server knows it: a slot's keys that go without a DEL. Where commands are listened to: only what no
-/// command stands for.
+/// sorted set. Where the server knows it: a slot's keys that go without a DEL.
+///
+/// Where commands are heard, only what no command stands for and no deadline foretells: to listen to events at all makes each
+/// a little dearer, also those that are not asked for.
 fn classes() -> c_int {
-    let mut classes = raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
-    if !filter::takes_words() {
-        classes |= raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_ZSET;
+    if filter::takes_words() {
+        return raw::REDISMODULE_NOTIFY_EVICTED;
     }
+    let classes = raw::REDISMODULE_NOTIFY_GENERIC
+        | raw::REDISMODULE_NOTIFY_EXPIRED
+        | raw::REDISMODULE_NOTIFY_EVICTED
+        | raw::REDISMODULE_NOTIFY_ZSET;
     // SAFETY: see `api!`; the function has no preconditions.
     let all = unsafe { raw::RedisModule_GetKeyspaceNotificationFlagsAll }.map_or(0, |all| unsafe { all() });
     classes | (raw::REDISMODULE_NOTIFY_KEY_TRIMMED & all)
@@ -80,16 +85,25 @@ pub fn listen() -> Hearing {
     if !WATCHING.swap(true, Relaxed) {
         watch_clients(Some(client_changed));
     }
-    if !LISTENING.load(Relaxed) {
+    let by_words = filter::takes_words();
+    if !LISTENING.load(Relaxed) && (!by_words || may_evict()) {
         // SAFETY: the context lives as long as the module.
         let status = unsafe { api!(RedisModule_SubscribeToKeyspaceEvents)(own(), classes(), Some(happened)) };
         LISTENING.store(status != ERR, Relaxed);
     }
-    match (LISTENING.load(Relaxed), filter::takes_words()) {
-        (true, false) => Hearing::Events,
-        (true, true) if filter::start() => Hearing::Words,
-        _ => Hearing::Nothing,
+    if by_words && filter::start() {
+        Hearing::Words
+    } else if !by_words && LISTENING.load(Relaxed) {
+        Hearing::Events
+    } else {
+        Hearing::Nothing
     }
+}
+
+/// Has the server a limit of memory?
+fn may_evict() -> bool {
+    // SAFETY: no preconditions.
+    unsafe { api!(RedisModule_GetUsedMemoryRatio)() > 0.0 }
 }
 
 /// Nobody waits any more. A server that cannot be told (Redis before 8.2, Valkey) goes on telling, and is not listened to.
@@ -182,19 +196,35 @@ unsafe extern "C" fn cron(
     }
 }
 
+/// The server may evict keys from now on.
+unsafe extern "C" fn configured(
+    _context: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    if waiters::any() {
+        guarded(|| {
+            listen();
+        });
+    }
+}
+
 /// At load: what the server tells of itself, and whether it may be listened to.
 pub(super) fn prepare(context: *mut raw::RedisModuleCtx, deaf: bool) -> Result<(), &'static str> {
     LISTENING.store(false, Relaxed);
     WATCHING.store(false, Relaxed);
     DEAF.store(deaf, Relaxed);
     type Callback = unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
-    let callbacks: [(u64, Callback); 4] = [
+    let callbacks: [(u64, Callback); 5] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, flushed),
         (raw::REDISMODULE_EVENT_SWAPDB, swapped),
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, role_changed),
         (raw::REDISMODULE_EVENT_CRON_LOOP, cron),
+        (raw::REDISMODULE_EVENT_CONFIG, configured),
     ];
-    for (id, callback) in callbacks {
+    let needed = if filter::takes_words() { 5 } else { 4 };
+    for (id, callback) in callbacks.into_iter().take(needed) {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
         // SAFETY: the load function is the place for this.
         if unsafe { api!(RedisModule_SubscribeToServerEvent)(context, event, Some(callback)) } == ERR {
