@@ -294,8 +294,8 @@ fn an_eviction_is_noticed_whenever_the_server_was_given_its_limit() {
             commands = vec![set_limit(-1_000_000), args!["ECHO", "as good as any"], words("CONFIG SET maxmemory 0")];
         }
         let noise = Noise::of(&server);
-        let at = Instant::now();
         client.pipeline(&commands);
+        let at = Instant::now();
         b.fence();
         prompt(at, AT_ONCE, noise, if limit_first { "with a limit from the start" } else { "with a limit set later" });
         assert!(server.info_int("stats", "evicted_keys") > 0);
@@ -384,8 +384,9 @@ fn commands_are_heard_only_while_somebody_waits_and_nothing_is_left_by_an_unload
         hold(&server, "k", "tA", "1m");
         let mut b = line_up(&server, "k", "tB", "1m", "0");
         assert_eq!(filters(&server), hears);
-        server.call(&["DEL", "k"]);
+        assert_eq!(release(&server, "k", "tA"), 1);
         b.fence();
+        assert_eq!(release(&server, "k", "tB"), 1);
         if round == 0 {
             wait_for(SOON, "nobody is heard", || filters(&server), |filters| *filters == 0);
             continue;
