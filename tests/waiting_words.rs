@@ -269,7 +269,8 @@ fn a_permit_that_a_blocked_client_snatches_goes_to_the_next() {
         for waiter in &mut line {
             assert!(waiter.read(SOON).unwrap().int() > 0);
         }
-        prompt(at, AT_ONCE, noise, "both have had it");
+        // Two looks, one after the other, where the module looks by a timer.
+        prompt(at, if is_deaf(&server) { 2 * AT_ONCE } else { AT_ONCE }, noise, "both have had it");
         assert_eq!(client.read(SOON).unwrap().int(), 1);
         assert_eq!(client.read(SOON).unwrap().array().len(), 3);
     }
@@ -281,17 +282,16 @@ fn an_eviction_is_noticed_whenever_the_server_was_given_its_limit() {
     for limit_first in [true, false] {
         let server = Server::builder().args(&["--maxmemory-policy", "volatile-ttl"]).start();
         let mut client = server.client();
-        let set_limit =
-            |room: i64| args!["CONFIG", "SET", "maxmemory", server.info_int("memory", "used_memory") + room];
         hold(&server, "k", "tA", "1m");
         if limit_first {
-            client.call(&set_limit(1_000_000));
+            let room = server.info_int("memory", "used_memory") + 1_000_000;
+            assert_eq!(client.call(&args!["CONFIG", "SET", "maxmemory", room]).text(), "OK");
         }
         let mut b = line_up(&server, "k", "tB", "1m", "0");
         let mut commands: Vec<_> = (0..30).map(|n| args!["SET", format!("filler{n}"), &filler]).collect();
         if !limit_first {
             // The only key that may be evicted, and then there is room again, so that it is not evicted over and over.
-            commands = vec![set_limit(-1_000_000), args!["ECHO", "as good as any"], words("CONFIG SET maxmemory 0")];
+            commands = ["CONFIG SET maxmemory 1", "ECHO anything", "CONFIG SET maxmemory 0"].map(words).into();
         }
         let noise = Noise::of(&server);
         client.pipeline(&commands);
