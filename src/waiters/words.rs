@@ -33,7 +33,8 @@ static NEXT_ROUND: AtomicI64 = AtomicI64::new(0);
 /// How many keys that no command has named one round looks at: a third of a millisecond's worth.
 const SLICE: usize = 500;
 
-/// For so many looks without a grant, the next round is a millisecond later.
+/// How long a round that has granted nothing keeps the next one off, in ms: as long as this, and a millisecond for so many looks.
+const PAUSE_MS: usize = 2;
 const LOOKS_A_MS: usize = 100;
 
 /// Commands that serve the queue of their key themselves, and change no other key.
@@ -117,7 +118,7 @@ impl State {
         for id in keys {
             grants |= self.glance(context, id);
         }
-        let pause = if grants { 0 } else { (looks / LOOKS_A_MS).saturating_add(1) };
+        let pause = if grants { 0 } else { (looks / LOOKS_A_MS).saturating_add(PAUSE_MS) };
         NEXT_ROUND.store(now.saturating_add_unsigned(pause as u64), Relaxed);
         if !self.doubted.is_empty() || DOUBT.load(Relaxed) {
             soon();
