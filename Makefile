@@ -31,7 +31,7 @@ lint: ## cargo fmt --check, and clippy with warnings as errors
 bench: ## what each command costs beside Lua scripts and plain commands; writes docs/benchmarks.md
 	@scripts/bench
 
-bench-check: ## instructions a call against bench/baseline.toml; fails above +5 %
+bench-check: ## instructions a call against bench/baseline.toml (+5 % fails), and what waiting costs others (+15 % fails)
 	@scripts/bench-check
 
 bench-core: ## the decisions alone, by criterion

@@ -188,7 +188,7 @@ takes {growing[0]:.0f} bytes all in.
 ```sh
 make bench         # all of this, in some minutes; SLUICE_BENCH_CELL=path/to/libredis_cell.so adds CL.THROTTLE
 make bench-core    # the decisions alone, without a server, by criterion
-make bench-check   # instructions a call against bench/baseline.toml; fails above +5 %
+make bench-check   # instructions a call against bench/baseline.toml; fails above +5 %, and above +15 % for others while somebody waits
 ```
 
 They take the server that `make test` takes (`SLUICE_SERVER=path` for another), and valgrind, which `make` gets where it can. Functions are

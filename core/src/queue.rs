@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::fast::RandomState;
 use slab::Slab;
@@ -100,6 +101,64 @@ pub struct Queues<C> {
     permits: usize,
     /// How many waited keys share a byte of hash: tells most other keys from them without a look-up.
     filter: [u32; 256],
+    /// How many waited keys share a length, the longest taken as one.
+    lengths: [u32; LENGTHS],
+    /// The same as bits: of the lengths, and of the bytes of hash.
+    bits: (u64, [u64; 4]),
+}
+
+/// Lengths that are told apart; longer keys count as the last of them.
+const LENGTHS: usize = 64;
+
+/// What [`Queues`] know of their keys, laid out to be asked about each word of each command of a server: first its length and
+/// only then its bytes, and without a way to the queues themselves. "No" is certain, "yes" is not.
+#[derive(Debug, Default)]
+pub struct Sieve {
+    lengths: AtomicU64,
+    hashes: [AtomicU64; 4],
+}
+
+/// The lengths of waited keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Lengths(u64);
+
+impl Lengths {
+    /// Does nobody wait for anything?
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// May anybody wait for a key of this length?
+    #[inline]
+    #[must_use]
+    pub fn may_have(self, len: usize) -> bool {
+        (self.0 >> len.min(LENGTHS - 1)) & 1 != 0
+    }
+}
+
+impl Sieve {
+    /// Nobody waits.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { lengths: AtomicU64::new(0), hashes: [const { AtomicU64::new(0) }; 4] }
+    }
+
+    /// The lengths of waited keys.
+    #[inline]
+    #[must_use]
+    pub fn lengths(&self) -> Lengths {
+        Lengths(self.lengths.load(Relaxed))
+    }
+
+    /// May anybody wait for this key, in any database?
+    #[inline]
+    #[must_use]
+    pub fn may_have(&self, key: &[u8]) -> bool {
+        let hash = hash(key);
+        self.hashes.get(usize::from(hash >> 6)).is_some_and(|part| (part.load(Relaxed) >> (hash & 63)) & 1 != 0)
+    }
 }
 
 /// A lock, as its queue sees it.
@@ -154,6 +213,8 @@ impl<C> Queues<C> {
             waiting: 0,
             permits: 0,
             filter: [0; 256],
+            lengths: [0; LENGTHS],
+            bits: (0, [0; 4]),
         }
     }
 
@@ -165,8 +226,22 @@ impl<C> Queues<C> {
     }
 
     fn count(&mut self, key: &[u8], change: i32) {
-        if let Some(waited) = self.filter.get_mut(usize::from(hash(key))) {
+        let (hash, len) = (usize::from(hash(key)), key.len().min(LENGTHS - 1));
+        let by_hash = self.bits.1.get_mut(hash / 64).zip(self.filter.get_mut(hash));
+        let by_length = self.lengths.get_mut(len).map(|waited| (&mut self.bits.0, waited));
+        for ((bits, waited), at) in by_hash.into_iter().zip([hash]).chain(by_length.into_iter().zip([len])) {
             *waited = waited.saturating_add_signed(change);
+            let bit = 1 << (at % 64);
+            *bits = if *waited > 0 { *bits | bit } else { *bits & !bit };
+        }
+    }
+
+    /// Has the sieve know the keys that are waited for now.
+    pub fn sift(&self, sieve: &Sieve) {
+        let (lengths, hashes) = self.bits;
+        sieve.lengths.store(lengths, Relaxed);
+        for (part, bits) in sieve.hashes.iter().zip(hashes) {
+            part.store(bits, Relaxed);
         }
     }
 
@@ -203,6 +278,11 @@ impl<C> Queues<C> {
     #[must_use]
     pub fn key(&self, id: QueueId) -> Option<(i32, &Arc<[u8]>)> {
         self.queues.get(id.0).map(|queue| (queue.db, &queue.key))
+    }
+
+    /// The queues of a key, in whatever database.
+    pub fn find_all(&self, key: &[u8]) -> impl Iterator<Item = QueueId> {
+        self.by_key.values().filter_map(move |keys| keys.get(key).copied())
     }
 
     /// The queues of one database.
@@ -468,5 +548,6 @@ mod tests {
         assert_eq!(queues.queues.capacity(), 0);
         assert!(queues.by_key.is_empty() && queues.timeouts.is_empty() && queues.looks.is_empty());
         assert_eq!(queues.filter, [0; 256]);
+        assert_eq!((queues.lengths, queues.bits), ([0; LENGTHS], (0, [0; 4])));
     }
 }

@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use sluice_core::args::Mode;
 use sluice_core::lease;
 use sluice_core::lock::Want;
-use sluice_core::queue::{Ask, Full, Lock, Place, QueueId, Queues, Waiter};
+use sluice_core::queue::{Ask, Full, Lock, Place, QueueId, Queues, Sieve, Waiter};
 use support::*;
 
 /// A client, by number. Shared, so that its count tells whether a queue still keeps it.
@@ -533,13 +533,25 @@ impl World {
         let queues = &self.queues;
         let waiting = self.lines.iter().map(|line| line.waiting.len()).sum::<usize>();
         assert_eq!((queues.waiting(), queues.is_empty()), (waiting, waiting == 0));
+        let sieve = Sieve::new();
+        queues.sift(&sieve);
+        assert_eq!(sieve.lengths().is_empty(), waiting == 0);
         for (site, line) in self.lines.iter().enumerate() {
             let (db, key) = SITES[site];
             let id = queues.find(db, key);
             assert_eq!(id, line.id);
             assert_eq!(queues.find(99, key), None);
             let alike = self.alike[site].iter().any(|&other| self.lines[other].id.is_some());
-            assert_eq!(queues.may_wait(key), alike);
+            assert_eq!((queues.may_wait(key), sieve.may_have(key)), (alike, alike));
+            let waited = |other: usize| self.lines[other].id.is_some();
+            let as_long = (0..SITES.len()).any(|other| waited(other) && SITES[other].1.len() == key.len());
+            assert_eq!(sieve.lengths().may_have(key.len()), as_long);
+            let mut all: Vec<_> = queues.find_all(key).collect();
+            let mut known: Vec<_> =
+                (0..SITES.len()).filter(|&o| SITES[o].1 == key).filter_map(|o| self.lines[o].id).collect();
+            all.sort();
+            known.sort();
+            assert_eq!(all, known, "in every database");
             for token in TOKENS {
                 let has = line.position(token).is_some();
                 for most in [0, 1, 2, ANY] {
@@ -644,21 +656,32 @@ proptest! {
 
     #[test]
     fn the_filter_never_says_no_for_a_waited_key_and_forgets_it_with_the_last_waiter(
-        keys in prop::collection::vec(prop::collection::vec(prop::sample::select(b"\0\x01a:\xff"), 0..6), 1..40),
+        keys in prop::collection::vec(
+            prop_oneof![
+                prop::collection::vec(prop::sample::select(b"\0\x01a:\xff"), 0..6),
+                prop::collection::vec(prop::sample::select(b"a:"), 60..70),
+            ],
+            1..40,
+        ),
         order in any::<u64>(),
     ) {
-        let (mut queues, mut dice) = (Queues::new(), Dice(order));
+        let (mut queues, mut dice, sieve) = (Queues::new(), Dice(order), Sieve::new());
         let mut places = Vec::new();
         for (n, key) in keys.iter().enumerate() {
             places.push(queues.join(dice.below(3) as i32, key, ANY, waiter(&n.to_string(), None)).unwrap().place);
         }
         while !places.is_empty() {
             for id in queues.all() {
-                prop_assert!(queues.may_wait(queues.key(id).unwrap().1));
+                let key = queues.key(id).unwrap().1;
+                prop_assert!(queues.may_wait(key));
+                queues.sift(&sieve);
+                prop_assert!(sieve.may_have(key) && sieve.lengths().may_have(key.len()));
             }
             queues.leave(places.swap_remove(dice.below(places.len() as u64) as usize)).unwrap();
         }
-        prop_assert!(keys.iter().all(|key| !queues.may_wait(key)));
+        queues.sift(&sieve);
+        prop_assert!(keys.iter().all(|key| !queues.may_wait(key) && !sieve.may_have(key)));
+        prop_assert!(sieve.lengths().is_empty());
     }
 }
 

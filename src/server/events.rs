@@ -7,7 +7,7 @@ use redis_module::raw;
 
 use super::blocked::loses_replies;
 use super::context::own;
-use super::{Context, ERR, OK, api, guarded, key};
+use super::{Context, ERR, OK, api, filter, guarded, hot, key};
 use crate::waiters;
 
 /// Does the server tell us what happens to keys?
@@ -17,9 +17,26 @@ static WATCHING: AtomicBool = AtomicBool::new(false);
 /// May we listen at all? From Valkey 8.1.0 to 9.1.0 a module that does breaks other clients' MOVE and COPY.
 static DEAF: AtomicBool = AtomicBool::new(false);
 
+/// What is heard of keys while somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hearing {
+    /// Nothing: they must be looked at.
+    Nothing,
+    /// What commands name, and what changes without a command.
+    Words,
+    /// All events.
+    Events,
+}
+
 /// DEL, expiry, eviction, RENAME, MOVE, EXPIRE and their like, and a permit or a share that another client takes out of its
 /// sorted set. Where the server knows it: a slot's keys that go without a DEL.
+///
+/// Where commands are heard, only what no command stands for and no deadline foretells: to listen to events at all makes each
+/// a little dearer, also those that are not asked for.
 fn classes() -> c_int {
+    if filter::takes_words() {
+        return raw::REDISMODULE_NOTIFY_EVICTED;
+    }
     let classes = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_EXPIRED
         | raw::REDISMODULE_NOTIFY_EVICTED
@@ -60,20 +77,33 @@ fn watch_clients(callback: raw::RedisModuleEventCallback) {
     }
 }
 
-/// Has the server tell us what happens to keys from now on. False: it cannot be listened to, so keys must be looked at.
-pub fn listen() -> bool {
+/// Has the server tell us what happens to keys from now on, in the way that costs the others least.
+pub fn listen() -> Hearing {
     if DEAF.load(Relaxed) {
-        return false;
+        return Hearing::Nothing;
     }
     if !WATCHING.swap(true, Relaxed) {
         watch_clients(Some(client_changed));
     }
-    if !LISTENING.load(Relaxed) {
+    let by_words = filter::takes_words();
+    if !LISTENING.load(Relaxed) && (!by_words || may_evict()) {
         // SAFETY: the context lives as long as the module.
         let status = unsafe { api!(RedisModule_SubscribeToKeyspaceEvents)(own(), classes(), Some(happened)) };
         LISTENING.store(status != ERR, Relaxed);
     }
-    LISTENING.load(Relaxed)
+    if by_words && filter::start() {
+        Hearing::Words
+    } else if !by_words && LISTENING.load(Relaxed) {
+        Hearing::Events
+    } else {
+        Hearing::Nothing
+    }
+}
+
+/// Has the server a limit of memory?
+fn may_evict() -> bool {
+    // SAFETY: no preconditions.
+    unsafe { hot!(RedisModule_GetUsedMemoryRatio)() > 0.0 }
 }
 
 /// Nobody waits any more. A server that cannot be told (Redis before 8.2, Valkey) goes on telling, and is not listened to.
@@ -151,7 +181,8 @@ unsafe extern "C" fn role_changed(
     }
 }
 
-/// Ten times a second or so. Timers run on a clock that may be set back or forward, and then come too late.
+/// Ten times a second or so. Timers run on a clock that may be set back or forward, and then come too late. And here nobody's
+/// command is running, so that commands are listened to no more if nobody waits; often somebody does again before.
 unsafe extern "C" fn cron(
     _context: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
@@ -160,6 +191,22 @@ unsafe extern "C" fn cron(
 ) {
     if waiters::any() {
         guarded(waiters::check);
+    } else {
+        guarded(filter::stop);
+    }
+}
+
+/// The server may evict keys from now on.
+unsafe extern "C" fn configured(
+    _context: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    if waiters::any() {
+        guarded(|| {
+            listen();
+        });
     }
 }
 
@@ -169,13 +216,15 @@ pub(super) fn prepare(context: *mut raw::RedisModuleCtx, deaf: bool) -> Result<(
     WATCHING.store(false, Relaxed);
     DEAF.store(deaf, Relaxed);
     type Callback = unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
-    let callbacks: [(u64, Callback); 4] = [
+    let callbacks: [(u64, Callback); 5] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, flushed),
         (raw::REDISMODULE_EVENT_SWAPDB, swapped),
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, role_changed),
         (raw::REDISMODULE_EVENT_CRON_LOOP, cron),
+        (raw::REDISMODULE_EVENT_CONFIG, configured),
     ];
-    for (id, callback) in callbacks {
+    let needed = if filter::takes_words() { 5 } else { 4 };
+    for (id, callback) in callbacks.into_iter().take(needed) {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
         // SAFETY: the load function is the place for this.
         if unsafe { api!(RedisModule_SubscribeToServerEvent)(context, event, Some(callback)) } == ERR {

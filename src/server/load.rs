@@ -8,7 +8,7 @@ use redis_module::raw;
 
 use super::api::{self, api};
 use super::config::{self, Config};
-use super::{ERR, Entry, OK, clock, context, events, guarded, info, log, register, replicate};
+use super::{ERR, Entry, OK, clock, context, events, filter, guarded, info, log, register, replicate};
 use crate::{MODULE, waiters};
 
 /// Our memory is the server's, so it counts in `used_memory` and towards `maxmemory`.
@@ -97,6 +97,7 @@ unsafe extern "C" fn RedisModule_OnLoad(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn RedisModule_OnUnload(_context: *mut raw::RedisModuleCtx) -> c_int {
     guarded(|| {
+        filter::stop();
         context::release();
         replicate::release();
         waiters::forget();

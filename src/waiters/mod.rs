@@ -18,8 +18,12 @@ use sluice_core::lock::Want;
 use sluice_core::queue::{Ask, Place, QueueId, Queues, Waiter};
 
 use crate::hold::Hold;
-use crate::server::{self, Answer, Blocked, Call, Context, Failure, Gate, Site, Text, monotonic_ms};
+use crate::server::{self, Answer, Blocked, Call, Context, Failure, Gate, Hearing, Site, Text, monotonic_ms};
 use crate::{MAX_WAITERS, stats};
+
+mod words;
+
+pub use words::{SIEVE, doubt, named};
 
 /// How soon a key is looked at again while the server would not take a write.
 const SHUT_MS: i64 = 20;
@@ -27,8 +31,8 @@ const SHUT_MS: i64 = 20;
 const PAUSED_MS: i64 = 5;
 /// How often a key is looked at where the server cannot tell that it changed.
 const DEAF_MS: i64 = 20;
-/// How often a slot's owner is asked for.
-const CLUSTER_MS: i64 = 1000;
+/// How often a key is looked at where its slot may move, or what another module does to it may not be told.
+const SELDOM_MS: i64 = 1000;
 
 #[derive(Debug)]
 struct Client {
@@ -70,6 +74,12 @@ struct State {
     give_back: Vec<Grant>,
     /// Queues whose keys something has happened to.
     touched: BTreeSet<QueueId>,
+    /// Queues whose keys commands have named.
+    named: BTreeSet<QueueId>,
+    /// Queues whose keys commands may have changed without naming them, as far as they are not looked at yet.
+    doubted: BTreeSet<QueueId>,
+    /// Is that all the server tells of keys that change?
+    by_words: bool,
     /// Keys must be looked at from time to time, in ms: the server cannot tell that they changed, or slots may move.
     every: Option<i64>,
 }
@@ -82,6 +92,9 @@ impl State {
             under_way: HashMap::default(),
             give_back: Vec::new(),
             touched: BTreeSet::new(),
+            named: BTreeSet::new(),
+            doubted: BTreeSet::new(),
+            by_words: false,
             every: None,
         }
     }
@@ -154,9 +167,12 @@ pub fn join(call: &Call, token: &[u8], ask: Ask, timeout: Timeout, lease_ends: O
         state.touched.insert(joined.place.queue());
         call.context().work_soon();
     }
-    state.every = match server::listen() {
-        false => Some(DEAF_MS),
-        true => call.context().in_cluster().then_some(CLUSTER_MS),
+    let hearing = server::listen();
+    state.by_words = hearing == Hearing::Words;
+    state.every = match hearing {
+        Hearing::Nothing => Some(DEAF_MS),
+        Hearing::Words => Some(SELDOM_MS),
+        Hearing::Events => call.context().in_cluster().then_some(SELDOM_MS),
     };
     state.look_after(joined.place.queue(), lease_ends);
     state.count();
@@ -317,7 +333,10 @@ pub fn demoted() {
 
 /// The module goes. Nobody waits any more, but maps that were in use keep a piece of memory when they are empty.
 pub fn forget() {
-    *state() = State::new();
+    let mut state = state();
+    *state = State::new();
+    state.queues.sift(&SIEVE);
+    state.forget_words();
 }
 
 /// What the events left to do, as soon as writing is allowed.
@@ -340,6 +359,7 @@ pub fn tick(context: &Context<'_>) {
             state.touched.insert(place.queue());
         }
     }
+    state.round(context);
     state.work(context);
 }
 
@@ -363,6 +383,7 @@ impl State {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else { return Ok(()) };
         let expired = self.queues.lease_has_ended(id, server::ms(server::now_us()));
         let (clients, under_way, give_back) = (&mut self.clients, &mut self.under_way, &mut self.give_back);
+        let mut granted = None;
         let served = self.queues.serve(id, hold, |waiter, fence| {
             let client = waiter.client.blocked;
             let grant = Grant { db, key: Arc::clone(&key), token: waiter.token };
@@ -373,12 +394,16 @@ impl State {
                 clients.remove(&earlier);
             }
             client.answer(Answer::Integer(fence));
+            granted = Some(waiter.ask.want);
             let counters = stats::of(waiter.ask.want);
             stats::bump(&counters.grants);
             stats::bump(if expired { &counters.expired_handovers } else { &counters.handovers });
             stats::raise(&counters.wait_ms_max, monotonic_ms().saturating_sub(waiter.since));
         });
         self.look_after(id, hold.next_change());
+        if let Some(want) = granted {
+            self.mistrust(id, want);
+        }
         self.count();
         self.arm();
         served
@@ -487,10 +512,12 @@ impl State {
         let permits = self.queues.waiting_for_permits();
         stats::set(&stats::LOCK.waiters, waiting.saturating_sub(permits));
         stats::set(&stats::SEM.waiters, permits);
+        self.queues.sift(&SIEVE);
         let busy = self.clients.len().saturating_add(self.give_back.len());
         if busy == 0 && BUSY.load(Relaxed) > 0 {
             // The last one out gives back what a rush had needed.
             (self.clients, self.under_way) = (HashMap::default(), HashMap::default());
+            self.forget_words();
             server::stop_listening();
             server::disarm();
         }
