@@ -78,6 +78,12 @@ impl<'k, 'c> Hold<'k, 'c> {
         ms(self.now_us())
     }
 
+    /// Is there no lock? What is over, or given up, may still be there.
+    #[inline(always)]
+    pub fn is_absent(&self) -> bool {
+        !self.key.exists()
+    }
+
     /// How the lock stands to a token.
     ///
     /// # Errors

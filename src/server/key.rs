@@ -77,7 +77,7 @@ impl<'c> Key<'c> {
     }
 
     /// The string it holds, to be written over in place; `None` if it holds nothing.
-    #[inline]
+    #[inline(always)]
     pub fn string(&mut self) -> Result<Option<Stored<'_, 'c>>, Failure> {
         match self.memory(WRITE) {
             Memory::String(start, len) => Ok(Some(Stored { key: self, start, len })),
@@ -111,7 +111,7 @@ impl<'c> Key<'c> {
     }
 
     /// Does it hold anything?
-    #[inline]
+    #[inline(always)]
     pub fn exists(&self) -> bool {
         // SAFETY: the key is open.
         self.raw.is_some_and(|raw| unsafe { hot!(RedisModule_KeyType)(raw.as_ptr()) } != EMPTY)
