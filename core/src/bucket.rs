@@ -239,25 +239,28 @@ fn reckon_small(used: u64, elapsed: u64, period: u64, request: &Request) -> Opti
     // Too much accrued for 64 bits is more than can be used.
     let used = used.min(capacity).saturating_sub(elapsed.saturating_mul(refill));
     let cost = request.cost.saturating_mul(period);
-    let free = capacity.saturating_sub(used);
-    let allowed = cost <= free || cost == 0;
-    let charged = allowed && cost > 0 && !request.peek;
-
-    let now_used = if charged { used.saturating_add(cost) } else { used };
-    let left = now_used.div_ceil(period.max(1));
-    let full_in = now_used.div_ceil(refill);
+    let free = capacity.wrapping_sub(used);
+    // What is used never exceeds the capacity, nor what is left of it the limit.
+    let left = |used: u64| request.limit.wrapping_sub(used.div_ceil(period.max(1)));
+    let ms = |us: u64| (us.wrapping_add(999) / 1000).cast_signed();
+    if cost > 0 && cost <= free && !request.peek {
+        let used = used.wrapping_add(cost);
+        let full_in = used.div_ceil(refill);
+        return Some(Level {
+            allowed: true,
+            remaining: left(used),
+            retry_after: 0,
+            reset_after: ms(full_in),
+            full_in,
+            after: Some(u128::from(used)),
+        });
+    }
+    let (allowed, full_in) = (cost <= free, used.div_ceil(refill));
     let retry_after = match allowed || request.cost > request.limit {
         true => 0,
-        false => cost.saturating_sub(free).div_ceil(refill).div_ceil(1000),
+        false => cost.wrapping_sub(free).div_ceil(refill).div_ceil(1000).cast_signed(),
     };
-    Some(Level {
-        allowed,
-        remaining: request.limit.saturating_sub(left),
-        retry_after: retry_after.cast_signed(),
-        reset_after: (full_in.wrapping_add(999) / 1000).cast_signed(),
-        full_in,
-        after: charged.then_some(u128::from(now_used)),
-    })
+    Some(Level { allowed, remaining: left(used), retry_after, reset_after: ms(full_in), full_in, after: None })
 }
 
 /// The same rule in 128 bits, for any numbers within a request's bounds and a state stored with another period.
