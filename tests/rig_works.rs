@@ -30,6 +30,19 @@ fn a_started_server_answers_and_its_folder_and_process_go_with_it() {
 }
 
 #[test]
+fn the_server_that_runs_is_the_program_that_was_given() {
+    let program = rig::server_program();
+    let said = std::process::Command::new(&program).arg("--version").output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let info = plain().info("server");
+    let (name, version) = match info.get("valkey_version") {
+        Some(version) => ("Valkey ", version),
+        None => ("Redis ", &info["redis_version"]),
+    };
+    assert!(said.starts_with(name) && said.contains(&format!(" v={version} ")), "{}: {said}", program.display());
+}
+
+#[test]
 fn several_servers_run_side_by_side() {
     let (a, b) = (plain(), plain());
     a.cli(&["SET", "k", "of a"]);
