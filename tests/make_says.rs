@@ -348,6 +348,8 @@ fn the_matrix_is_a_table_of_what_each_server_really_was() {
     assert!(!said.contains("not had"), "{said}");
     // What a test file left out is told as well.
     assert_names(&said, &["\nnot tested: valkey-9 waiting: an example of waiting\n"]);
+    let said = matrix(&[("mine", REDIS_8)], "").set("WITHOUT", "locks").works(&["scripts/test-matrix", "mine"]);
+    assert_names(&said, &["waiting ", "all                        3 passed"]);
 }
 
 #[test]
