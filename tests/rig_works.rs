@@ -152,7 +152,8 @@ fn a_wait_that_ends_in_vain_tells_what_it_saw_last() {
 
 #[test]
 fn what_the_aof_has_survives_a_kill() {
-    let mut server = Server::builder().module(false).args(&["--appendonly", "yes", "--appendfsync", "always"]).start();
+    let mut server = Server::builder().module(false).args(&["--appendonly", "yes"]).start();
+    assert_eq!(server.cli_raw(&["CONFIG", "GET", "appendfsync"]), "appendfsync\nno");
     let before = server.aof_size();
     server.call(&["SET", "k", "v"]);
     assert!(server.aof_size() > before);
