@@ -19,7 +19,7 @@ build: ## build the module: target/release/libsluice.so
 test: ## get what is missing, lint, build, and run all tests
 	@scripts/test
 
-test-matrix: ## the tests on every server that can be had, and a table (SERVERS="redis-8.6 valkey-9" FILES="locks cluster")
+test-matrix: ## the tests on every server that can be had, and a table (SERVERS="redis-8.6 valkey-9" FILES="locks cluster" WITHOUT="shop")
 	@scripts/test-matrix $(SERVERS)
 
 demo: ## a flash sale: locks and limits under a crowd, with workers that die, and a picture (BUYERS=100000)

@@ -38,6 +38,17 @@ server_is_good() {
     if [[ $name == "Redis " ]]; then ((major >= 7)); else ((major >= 8)); fi
 }
 
+# Whether the server that server_is_good has just looked at is what it is called: redis-8.6 is a Redis 8.6, valkey-9 a Valkey 9 of
+# any kind. Another name promises nothing.
+is_what_it_is_called() {
+    [[ $1 =~ ^(redis|valkey)-([0-9]+(\.[0-9]+)?)$ ]] || return 0
+    local number=${BASH_REMATCH[2]}
+    case ${BASH_REMATCH[1]} in
+    redis) [[ $version. == "Redis $number."* ]] ;;
+    valkey) [[ $version. == "Valkey $number."* ]] ;;
+    esac
+}
+
 # Sets `server` and `cli`; fails if either is missing. An older server counts as missing, and `too_old` then names it.
 find_server() {
     local candidate

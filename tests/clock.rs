@@ -7,7 +7,7 @@
 mod rig;
 
 use rig::line::{Noise, hold, holder, line_up, net, not_here, queue, unix_ms, waiters};
-use rig::{SOON, Server, ValueExt, args, ms};
+use rig::{SOON, Server, ValueExt, args, ms, wait_for};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -215,6 +215,41 @@ fn after_a_step_a_dead_holders_lock_goes_on_as_before() {
         }
     }
     println!("hand-overs after a step: at most {worst:?} late");
+}
+
+/// Where nothing tells of a change, a key is looked at from time to time; a clock set back must not put the next look off.
+#[test]
+fn a_gate_that_opens_and_a_key_that_goes_are_noticed_though_the_clock_was_set_back() {
+    let Some(mut clock) = Clock::start() else { return };
+    let least = |clock: &Clock, replicas: &str| {
+        assert_eq!(clock.server.call(&["CONFIG", "SET", "min-replicas-to-write", replicas]).text(), "OK");
+    };
+    let gate = within(NOTICED, "a grant after a gate has opened", || {
+        hold(&clock.server, "k", "dead", "100ms");
+        let mut waiter = line_up(&clock.server, "k", "w", "1m", "10m");
+        least(&clock, "1");
+        wait_for(SOON, "the lease is over", || holder(&clock.server, "k"), |holder| holder == "nobody");
+        std::thread::sleep(ms(60)); // it has been looked at by now, and is to be again
+        clock.step(-HOUR);
+        let (from, noise) = (Instant::now(), Noise::of(&clock.server));
+        least(&clock, "0");
+        waiter.fence();
+        let late = took(from, noise);
+        assert_eq!(clock.server.call(&["LOCK.RELEASE", "k", "w"]).int(), 1);
+        late
+    });
+    let gone = within(NOTICED, "a grant after a DEL", || {
+        hold(&clock.server, "k", "holder", "30d");
+        let mut waiter = line_up(&clock.server, "k", "w", "1m", "10m");
+        clock.step(-HOUR);
+        let (from, noise) = (Instant::now(), Noise::of(&clock.server));
+        clock.server.call(&["DEL", "k"]);
+        waiter.fence();
+        let late = took(from, noise);
+        assert_eq!(clock.server.call(&["LOCK.RELEASE", "k", "w"]).int(), 1);
+        late
+    });
+    println!("after a step back: a gate that opens is seen {gate:?} late, a key that goes {gone:?}");
 }
 
 #[test]

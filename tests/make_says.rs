@@ -301,3 +301,113 @@ fn the_demo_says_what_it_lacks() {
     assert_names(&text(&out.stdout), &["could not be installed"]);
     assert_names(&text(&out.stderr), &["aiohttp"]);
 }
+
+/// A machine for `scripts/test-matrix`, with a server of each of these names in SLUICE_SERVERS that says so of itself. Its cargo
+/// fails where a test file and a server meet that `fails` names, as `file server`.
+fn matrix(servers: &[(&str, &str)], fails: &str) -> Machine {
+    let cargo = format!(
+        "file=''; for word; do [ \"$before\" != --test ] || file=$word; before=$word; done\n\
+         case \"$* \" in *--no-run*) exit 0;; test*) ;; *) exit 0;; esac\n\
+         echo \"..NOT RUN: an example of $file\"\n\
+         [ \"$file ${{SLUICE_SERVER##*/}}\" = '{fails}' ] || {{ echo 'test result: ok. 3 passed; 0 failed; 0 ignored'; exit 0; }}\n\
+         echo 'the lock was held twice'; echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101"
+    );
+    let mut machine = Machine::new().with("cargo", &cargo);
+    for tool in ["grep", "sed", "sort", "tail", "tr"] {
+        symlink(real(tool), machine.path("bin").join(tool)).unwrap();
+    }
+    std::fs::create_dir_all(machine.path("root/target/release")).unwrap();
+    std::fs::write(machine.path("root/target/release/libsluice.so"), "").unwrap();
+    let mut named = vec![];
+    for (name, line) in servers {
+        machine = machine.with(&format!("a-{name}"), &format!("echo '{line}'"));
+        named.push(format!("{name}={}", machine.path("bin").join(format!("a-{name}")).display()));
+    }
+    machine.set("SLUICE_SERVERS", named.join(" ")).set("FILES", "locks waiting")
+}
+
+const REDIS_8: &str = "Redis server v=8.6.3 sha=0";
+const VALKEY_9: &str = "Valkey server v=9.1.2 sha=0";
+
+#[test]
+fn the_matrix_is_a_table_of_what_each_server_really_was() {
+    let said = matrix(&[("redis-8.6", REDIS_8), ("valkey-9", VALKEY_9), ("mine", REDIS_8)], "").works(&[
+        "scripts/test-matrix",
+        "redis-8.6",
+        "valkey-9",
+        "mine",
+    ]);
+    let table = said.split("\nserver ").nth(1).unwrap();
+    for row in ["redis-8.6 (Redis 8.6)", "valkey-9 (Valkey 9.1)", "mine (Redis 8.6)"] {
+        let rows: Vec<_> = table.lines().filter(|line| line.starts_with(row)).collect();
+        assert_eq!(rows.len(), 3, "{row}: {said}");
+        assert_names(rows[0], &["locks", "3 passed"]);
+        assert_names(rows[1], &["waiting", "3 passed"]);
+        assert_names(rows[2], &["all", "6 passed"]);
+    }
+    assert!(!said.contains("not had"), "{said}");
+    // What a test file left out is told as well.
+    assert_names(&said, &["\nnot tested: valkey-9 waiting: an example of waiting\n"]);
+    let said = matrix(&[("mine", REDIS_8)], "").set("WITHOUT", "locks").works(&["scripts/test-matrix", "mine"]);
+    assert_names(&said, &["waiting ", "all                        3 passed"]);
+}
+
+#[test]
+fn a_server_that_is_not_what_it_is_called_is_a_line_and_is_not_run() {
+    for (name, line, is) in [
+        ("redis-8.6", "Redis server v=8.8.0 sha=0", "redis-8.6 is Redis 8.8"),
+        ("redis-8.6", "Redis server v=8.60.0 sha=0", "redis-8.6 is Redis 8.60"),
+        ("valkey-9", "Valkey server v=8.1.1 sha=0", "valkey-9 is Valkey 8.1"),
+        ("valkey-9", "Redis server v=9.0.0 sha=0", "valkey-9 is Redis 9.0"),
+        ("redis-8.6", "nothing of the kind", "redis-8.6 is no Redis or Valkey server"),
+    ] {
+        let said = matrix(&[(name, line)], "").works(&["scripts/test-matrix", name]);
+        assert_names(&said, &[&format!("\nnot had: {is}")]);
+        assert!(!said.contains("passed"), "{name}, {line}: {said}");
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_had_is_a_line_of_the_matrix_and_no_failure() {
+    // No apt-get, no Python: none of the known ones can be fetched.
+    let said = matrix(&[("redis-9.9", "Redis server v=9.9.0 sha=0")], "").works(&[
+        "scripts/test-matrix",
+        "redis-8.6",
+        "redis-9.9",
+        "redis-1",
+    ]);
+    assert_names(&said, &["\nnot had: redis-8.6 could not be had (no network", "\nnot had: redis-1 is not known"]);
+    assert_names(&said, &["redis-9.9 (Redis 9.9)"]);
+}
+
+#[test]
+fn a_test_that_fails_on_one_server_fails_the_matrix_and_shows_its_words() {
+    let out = matrix(&[("redis-8.6", REDIS_8), ("valkey-9", VALKEY_9)], "locks a-valkey-9").bash(&[
+        "scripts/test-matrix",
+        "redis-8.6",
+        "valkey-9",
+    ]);
+    let said = text(&out.stdout);
+    assert!(!out.status.success(), "{said}");
+    assert_names(&said, &["the lock was held twice", "2 passed, 1 failed", "valkey-9-locks.log"]);
+    // The rest is run all the same.
+    assert_eq!(said.matches("3 passed").count(), 2 * 3, "{said}");
+}
+
+#[test]
+fn the_run_from_a_clean_checkout_ends_with_make_test_and_fails_with_any_part() {
+    for (fails, good) in [("", true), ("bench-check", false), ("test-matrix", false), ("test", false)] {
+        let make = format!("echo \"made $*\"; [ \"$1\" != '{fails}' ]");
+        let machine = Machine::new().with("make", &make);
+        symlink(real("dirname"), machine.path("bin/dirname")).unwrap();
+        std::fs::create_dir(machine.path("root/.ci")).unwrap();
+        std::fs::copy(Path::new(ROOT).join(".ci/run"), machine.path("root/.ci/run")).unwrap();
+        let out = machine.bash(&[".ci/run"]);
+        let said = text(&out.stdout);
+        assert_eq!(out.status.success(), good, "{fails}: {said}");
+        let made: Vec<_> = said.lines().filter(|line| line.starts_with("made ")).collect();
+        assert_eq!(made.len(), 3, "{fails}: {said}");
+        assert_names(made[1], &["made test-matrix", "SERVERS=redis-8.6 valkey-9"]);
+        assert!(said.trim_end().lines().last().unwrap().starts_with("made test "), "{fails}: {said}");
+    }
+}

@@ -30,6 +30,19 @@ fn a_started_server_answers_and_its_folder_and_process_go_with_it() {
 }
 
 #[test]
+fn the_server_that_runs_is_the_program_that_was_given() {
+    let program = rig::server_program();
+    let said = std::process::Command::new(&program).arg("--version").output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let info = plain().info("server");
+    let (name, version) = match info.get("valkey_version") {
+        Some(version) => ("Valkey ", version),
+        None => ("Redis ", &info["redis_version"]),
+    };
+    assert!(said.starts_with(name) && said.contains(&format!(" v={version} ")), "{}: {said}", program.display());
+}
+
+#[test]
 fn several_servers_run_side_by_side() {
     let (a, b) = (plain(), plain());
     a.cli(&["SET", "k", "of a"]);
@@ -139,7 +152,8 @@ fn a_wait_that_ends_in_vain_tells_what_it_saw_last() {
 
 #[test]
 fn what_the_aof_has_survives_a_kill() {
-    let mut server = Server::builder().module(false).args(&["--appendonly", "yes", "--appendfsync", "always"]).start();
+    let mut server = Server::builder().module(false).args(&["--appendonly", "yes"]).start();
+    assert_eq!(server.cli_raw(&["CONFIG", "GET", "appendfsync"]), "appendfsync\nno");
     let before = server.aof_size();
     server.call(&["SET", "k", "v"]);
     assert!(server.aof_size() > before);

@@ -137,6 +137,11 @@ impl Lease {
         self.lost
     }
 
+    /// The end, if it has been noticed: by the clock it may have come since.
+    pub(crate) const fn noticed(&self) -> Option<Loss> {
+        self.lost
+    }
+
     /// Until when it is proved; now, if it is lost.
     pub(crate) fn left(&mut self, now: Instant) -> Duration {
         if self.check(now).is_some() { Duration::ZERO } else { left(now, self.until) }

@@ -261,6 +261,8 @@ async fn a_redlock_is_held_by_one_prolonged_by_a_quorum_and_released_everywhere(
     let lock =
         |servers: &[Server]| Redlock::new(servers.iter().map(open), "k", Options::new(ms(2000))).node_timeout(ms(400));
     let guard = lock(&servers).acquire_timeout(SOON).await.unwrap().expect("free");
+    // A quorum has answered by now; somebody else might have the last one before this call gets there.
+    until("all have granted it", || servers.iter().all(|server| held(server, "k") == 1)).await;
     assert!(lock(&servers).try_acquire().await.unwrap().is_none());
     servers[2].kill9();
     sleep(ms(2500)).await;

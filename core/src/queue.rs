@@ -536,12 +536,14 @@ mod tests {
     fn the_last_one_out_gives_back_what_a_rush_had_needed() {
         let mut queues = Queues::new();
         let mut places = Vec::new();
-        for n in 0..1000_u32 {
+        // Miri takes a minute for a thousand.
+        let rush: u32 = if cfg!(miri) { 100 } else { 1000 };
+        for n in 0..rush {
             let ask = Ask { want: Want::Lock(Mode::Exclusive), ttl: 1 };
             let waiter = Waiter { token: n.to_le_bytes().into(), ask, since: 0, until: Some(1), client: () };
             places.push(queues.join(n.cast_signed() % 3, &(n / 2).to_le_bytes(), 1000, waiter).unwrap().place);
         }
-        assert!(queues.queues.capacity() >= 500);
+        assert!(queues.queues.capacity() >= rush as usize / 2);
         for place in places {
             queues.leave(place).unwrap();
         }

@@ -13,11 +13,12 @@ fn all(target: &str, check: fn(&[u8])) {
     let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(files.len() >= 10, "{} has hardly anything", folder.display());
-    // Miri takes a second for what takes a millisecond.
-    let step = if cfg!(miri) { files.len().div_ceil(3) } else { 1 };
+    // Miri takes a second for what takes a millisecond: four files, and of each the beginning.
+    let (step, most) = if cfg!(miri) { (files.len().div_ceil(4), 200) } else { (1, usize::MAX) };
     for file in files.iter().step_by(step) {
         println!("{}", file.display());
-        check(&std::fs::read(file).unwrap());
+        let bytes = std::fs::read(file).unwrap();
+        check(&bytes[..bytes.len().min(most)]);
     }
 }
 

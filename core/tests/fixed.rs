@@ -323,7 +323,7 @@ fn a_random_walk_agrees_with_the_naive_model_field_by_field() {
 #[test]
 fn retry_after_is_tight_after_any_history() {
     let mut seen = 0;
-    for seed in 0..200 {
+    for seed in 0..rounds(200) {
         let mut dice = Dice(seed);
         let mut k = Fixed::default();
         let mut now = 5000;
@@ -338,12 +338,12 @@ fn retry_after_is_tight_after_any_history() {
             }
         }
     }
-    assert!(seen > 2000, "{seen}");
+    assert!(seen > rounds(2000), "{seen}");
 }
 
 #[test]
 fn each_step_of_the_clock_gives_at_most_one_extra_quota() {
-    for seed in 0..300 {
+    for seed in 0..rounds(300) {
         let mut dice = Dice(seed);
         let (limit, window) = (5, 100);
         let mut k = Fixed::default();

@@ -756,7 +756,7 @@ fn step(theme: Theme) -> impl Strategy<Value = Step> {
 
 fn history() -> impl Strategy<Value = Vec<Step>> {
     prop::sample::select(&[Theme::Locks, Theme::Readers, Theme::Permits, Theme::Both])
-        .prop_flat_map(|theme| prop::collection::vec(step(theme), 1..120))
+        .prop_flat_map(|theme| prop::collection::vec(step(theme), 1..support::history(120)))
 }
 
 proptest! {

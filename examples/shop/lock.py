@@ -119,6 +119,8 @@ class Lock:
         """Renews, from a thread of its own: a call to a server that does not answer may take long."""
         stop_at = time.monotonic() + self._max_hold
         while not self._done.wait(self._ttl / 3) and time.monotonic() < min(self._until, stop_at):
+            if self.lost.is_set():  # an answer that came too late for that has proved it again: nobody uses it any more
+                return
             try:
                 if not self._renew():
                     self._until = 0.0

@@ -82,6 +82,8 @@ struct State {
     by_words: bool,
     /// Keys must be looked at from time to time, in ms: the server cannot tell that they changed, or slots may move.
     every: Option<i64>,
+    /// By how much the wall clock was ahead of the monotonic one when that was last looked at, in ms.
+    ahead: i64,
 }
 
 impl State {
@@ -96,8 +98,13 @@ impl State {
             doubted: BTreeSet::new(),
             by_words: false,
             every: None,
+            ahead: ahead(),
         }
     }
+}
+
+fn ahead() -> i64 {
+    server::ms(server::now_us()).saturating_sub(monotonic_ms())
 }
 
 lazy_static::lazy_static! {
@@ -366,11 +373,23 @@ pub fn tick(context: &Context<'_>) {
 /// How late the timer may be before it is taken for one that a change of the clock has put off.
 const LATE_MS: i64 = 15;
 
-/// Is the timer late?
+/// By how much the wall clock must have gone back to be noticed: more than the server's reading of it may be old.
+const BACK_MS: i64 = 50;
+
+/// Is the timer late, or is it armed for a time by a clock that has been set back since?
 pub fn check() {
-    let state = state();
+    let mut state = state();
+    let ahead = ahead();
+    let is_back = ahead.saturating_add(BACK_MS) < state.ahead;
+    state.ahead = ahead;
+    if is_back {
+        // Leases move with the clock, as TTLs do; what is looked at from time to time must not.
+        let all = state.queues.all();
+        state.touched.extend(all);
+    }
     let is_late = |when: Option<i64>, now: i64| when.is_some_and(|when| when.saturating_add(LATE_MS) < now);
-    if is_late(state.queues.next_timeout(), monotonic_ms())
+    if is_back
+        || is_late(state.queues.next_timeout(), monotonic_ms())
         || is_late(state.queues.next_look(), server::ms(server::now_us()))
     {
         server::arm_anew();

@@ -165,10 +165,10 @@ pub struct Noise {
 impl Noise {
     /// Begins to listen.
     pub fn of(server: &Server) -> Self {
+        // The time until it is connected and its thread runs is the machine's as well.
+        let mut from = Instant::now();
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, mut client) = (Arc::clone(&stop), server.client());
-        // The time until the thread runs is the machine's as well.
-        let mut from = Instant::now();
         let thread = std::thread::spawn(move || {
             let mut lost = Vec::new();
             while !stopped.load(Relaxed) {

@@ -142,6 +142,8 @@ impl Server {
         }
         run.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--loglevel", "notice"]);
         run.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
+        // With `everysec` the server puts writing off while the disk is slow, and what a test reads of the file is old.
+        run.args(["--appendfsync", "no"]);
         // A primary otherwise waits 5 s for more replicas before it serves the first.
         run.args(["--repl-diskless-sync-delay", "0"]);
         if let Some(primary) = self.how.replica_of {

@@ -118,18 +118,65 @@ async fn run<K: Keeper>(watch: Arc<Watch>, mut keeper: K, on_loss: Option<OnLoss
                     }
                 }
             }
-            Step::Lost(loss) => {
+            Step::Lost(_) => {
                 watch.lost.cancel();
-                if let Some(tell) = &on_loss {
-                    // A panic of the holder's own must not keep the lock from being released.
-                    let _ = catch_unwind(AssertUnwindSafe(|| tell(loss)));
-                }
-                watch.stop.cancelled().await;
                 break;
             }
         }
     }
+    // The guard may have noticed it, and gone, before this task was run.
+    let noticed = watch.lease().noticed();
+    if let (Some(loss), Some(tell)) = (noticed, on_loss) {
+        // A panic of the holder's own must not keep the lock from being released.
+        let _ = catch_unwind(AssertUnwindSafe(|| tell(loss)));
+    }
+    watch.stop.cancelled().await;
     // What only could not be proved may be held all the same, and is given back.
     let lost = watch.loss().is_some();
     keeper.release().await.map(|released| released && !lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Terms;
+
+    struct Nobody;
+
+    impl Keeper for Nobody {
+        async fn renew(&mut self, _: Duration, _: Duration) -> Renewal {
+            Renewal::Failed
+        }
+
+        async fn release(self) -> Result<bool, Error> {
+            Ok(false)
+        }
+    }
+
+    /// What a guard tells that goes when its watchdog has not been run since it began, and the lease is over or is not.
+    fn told(over: bool) -> Vec<Loss> {
+        let ttl = if over { Duration::from_millis(20) } else { Duration::from_secs(600) };
+        let terms = Terms { ttl, max_hold: None, renews: false, response_timeout: ttl, margin: |_| Duration::ZERO };
+        let (told, tells) = std::sync::mpsc::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let _ = runtime.map(|runtime| {
+            runtime.block_on(async {
+                let lease = Lease::granted(terms, Instant::now(), ttl);
+                let held = Held::new(lease, Nobody, Some(Arc::new(move |loss| told.send(loss).unwrap_or_default())));
+                tokio::task::yield_now().await;
+                if over {
+                    std::thread::sleep(ttl); // and so no task is run
+                }
+                assert_eq!(held.loss().is_some(), over);
+                let _ = held.release().await;
+            })
+        });
+        tells.iter().collect()
+    }
+
+    #[test]
+    fn a_loss_that_a_guard_notices_is_told_though_the_guard_goes_at_once() {
+        assert_eq!(told(true), [Loss::Unproved]);
+        assert_eq!(told(false), []);
+    }
 }

@@ -149,16 +149,15 @@ fn run<K: Keeper>(watch: &Watch, mut keeper: K, on_loss: Option<OnLoss>) -> K {
                 state = watch.state();
                 state.lease.renewed(Instant::now(), sent, ttl, how, fraction());
             }
-            Step::Lost(loss) => {
-                drop(state);
-                if let Some(tell) = &on_loss {
-                    // A panic of the holder's own must not keep the lock from being released.
-                    let _ = catch_unwind(AssertUnwindSafe(|| tell(loss)));
-                }
-                state = watch.state();
-                break;
-            }
+            Step::Lost(_) => break,
         }
+    }
+    // The guard may have noticed it, and gone, before this thread was run.
+    if let (Some(loss), Some(tell)) = (state.lease.noticed(), on_loss) {
+        drop(state);
+        // A panic of the holder's own must not keep the lock from being released.
+        let _ = catch_unwind(AssertUnwindSafe(|| tell(loss)));
+        state = watch.state();
     }
     let on_its_own = state.on_its_own;
     drop(state);
@@ -166,4 +165,40 @@ fn run<K: Keeper>(watch: &Watch, mut keeper: K, on_loss: Option<OnLoss>) -> K {
         let _ = keeper.release();
     }
     keeper
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Terms;
+
+    struct Nobody;
+
+    impl Keeper for Nobody {
+        fn renew(&mut self, _: Duration, _: Duration) -> Renewal {
+            Renewal::Failed
+        }
+
+        fn release(&mut self) -> Result<bool, Error> {
+            Ok(false)
+        }
+    }
+
+    /// What the watchdog of a guard that has gone tells, if the guard has seen the hold to be lost or not.
+    fn told(ttl: Duration) -> Vec<Loss> {
+        let terms = Terms { ttl, max_hold: None, renews: true, response_timeout: ttl, margin: |_| Duration::ZERO };
+        let lease = Lease::granted(terms, Instant::now(), ttl);
+        let state = State { lease, stop: true, on_its_own: false };
+        let watch = Watch { state: Mutex::new(state), changed: Condvar::new() };
+        let _ = watch.loss();
+        let (told, tells) = std::sync::mpsc::channel();
+        run(&watch, Nobody, Some(Arc::new(move |loss| told.send(loss).unwrap_or_default())));
+        tells.iter().collect()
+    }
+
+    #[test]
+    fn a_loss_that_a_guard_notices_is_told_though_the_guard_goes_at_once() {
+        assert_eq!(told(Duration::ZERO), [Loss::Unproved]);
+        assert_eq!(told(Duration::from_secs(600)), []);
+    }
 }

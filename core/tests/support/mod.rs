@@ -98,10 +98,20 @@ pub fn cases(usual: u32) -> u32 {
     if cfg!(miri) { 4 } else { usual }
 }
 
+/// How many rounds a test goes that usually goes so many; a hundredth under Miri, which goes through the same code in each.
+pub fn rounds(usual: u64) -> u64 {
+    if cfg!(miri) { usual.div_ceil(100) } else { usual }
+}
+
+/// How long a random history gets at most, which is looked at as a whole after each step.
+pub fn history(usual: usize) -> usize {
+    if cfg!(miri) { usual / 4 } else { usual }
+}
+
 /// How many steps a random walk takes; `LONG=1` asks for the long one.
 pub fn steps(usual: u64, long: u64) -> u64 {
     if cfg!(miri) {
-        return usual.div_ceil(20_000);
+        return usual.div_ceil(20_000).max(4);
     }
     if std::env::var_os("LONG").is_some_and(|v| v == "1") { long } else { usual }
 }

@@ -127,6 +127,14 @@ def test_a_server_that_stands_still_is_noticed_before_the_lease_can_be_over(
             assert not lock.held  # and it is never ours again
 
 
+def test_a_lock_that_was_told_to_be_lost_is_not_renewed_any_more(client: redis.Redis, key: str) -> None:
+    with pytest.raises(LockLost), Lock(client, key, ttl="900ms") as lock:
+        # As if a renewal had got through right after that: the server had stood still, and its own lease was not over.
+        lock.lost.set()
+        assert lock._until > time.monotonic()
+        wait_until(lambda: not client.exists(key), "the lease ends on the server", within=5.0)
+
+
 def test_an_exception_of_the_work_is_not_hidden_by_a_lost_lock(client: redis.Redis, key: str) -> None:
     with pytest.raises(ZeroDivisionError), Lock(client, key, ttl="30s"):
         client.delete(key)
