@@ -357,8 +357,9 @@ fn a_server_that_stood_still_serves_leases_before_timeouts_and_all_at_once() {
         assert_eq!(release(&server, &key, "next"), 1);
         patient.fence();
     }
-    // A machine that is busy elsewhere spoils one round; a server that is late by itself is late in each.
-    assert!(all.iter().min().unwrap() <= &ms(20), "served so long after the server woke: {all:?}");
+    // A machine that is busy elsewhere spoils one round.
+    all.sort();
+    assert!(all[1] <= ms(20), "served so long after the server woke: {all:?}");
     assert_eq!(waiters(&server), 0);
 }
 

@@ -28,7 +28,7 @@ const LAST: i64 = (1 << 55) - 1;
 const COARSE: u64 = 16;
 /// The furthest expiry from now: 2^53 ms, 285,000 years. Servers take any positive 64-bit time, but add up the TTLs of
 /// their keys in 64 bits for an average, and many a client reads integers as doubles.
-const FAR: u64 = 1 << 53;
+const FAR_US: u64 = 1000 << 53;
 
 /// What to do to the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub type Decision = limit::Decision<Effect>;
 pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<Decision, Refusal> {
     match stored.and_then(|bytes| decide_usual(bytes, now_us, request)) {
         Some(decision) => Ok(decision),
-        None => decide_otherwise(stored, now_us.clamp(FIRST, LAST), request),
+        None => decide_otherwise(stored, now_us, request),
     }
 }
 
@@ -92,8 +92,14 @@ fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<(Level, i64)> {
     Some((level, earliest(fields.time, fields.low.div_ceil(request.refill.max(1)))))
 }
 
+/// The same for any call, also one that [`decide_usual`] would answer.
+///
+/// # Errors
+///
+/// As [`decide`].
 #[inline(never)]
-fn decide_otherwise(stored: Option<&[u8]>, now: i64, request: &Request) -> Result<Decision, Refusal> {
+pub fn decide_otherwise(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<Decision, Refusal> {
+    let now = now_us.clamp(FIRST, LAST);
     let period = request.window.saturating_mul(1000);
     let mut state = State { time: now, numerator: 0, period: request.window };
     if let Some(bytes) = stored {
@@ -322,7 +328,7 @@ fn whole_ms(us: u128) -> i64 {
 fn earliest(now: i64, full_in: u64) -> i64 {
     // So many ms on top put every time of the clock above 0, where a division is cheap; no sum comes near 2^64.
     const UP: i64 = 1 << 46;
-    let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in.min(FAR.saturating_mul(1000)));
+    let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in.min(FAR_US));
     (full_at.wrapping_add(999) / 1000).cast_signed().wrapping_sub(UP)
 }
 
@@ -332,7 +338,7 @@ fn earliest(now: i64, full_in: u64) -> i64 {
 #[inline]
 fn expiry(now: i64, full_in: u64, capacity: u64) -> (Expiry, i64) {
     let earliest = earliest(now, full_in);
-    let slack = if capacity < COARSE { 0 } else { full_in.min(FAR.saturating_mul(1000)) / 8000 };
+    let slack = if capacity < COARSE { 0 } else { full_in.min(FAR_US) / 8000 };
     // The largest power of two that is no longer than the slack.
     let step = 1i64.wrapping_shl((slack | 1).ilog2());
     let set_to = earliest.wrapping_add(step.wrapping_sub(1)) & step.wrapping_neg();

@@ -167,13 +167,13 @@ impl Bucket {
         now_us: i64,
         request: limit::Request,
     ) -> Result<(), Failure> {
-        let decision = bucket::decide(Some(stored.bytes()), now_us, &request)?;
+        let decision = bucket::decide_otherwise(Some(stored.bytes()), now_us, &request)?;
         Self::update(call, stored, decision)
     }
 
     #[inline(never)]
     fn create(call: &Call, key: &mut Key<'_>, now_us: i64, request: limit::Request) -> Result<(), Failure> {
-        let decision = bucket::decide(None, now_us, &request)?;
+        let decision = bucket::decide_otherwise(None, now_us, &request)?;
         if let bucket::Effect::Store { value, expiry, .. } = &decision.effect {
             may_create(call)?;
             key.create(value, expiry.set_to)?;

@@ -10,7 +10,7 @@ use redis_module::raw::{self, RedisModuleCtx, RedisModuleKey, RedisModuleString}
 macro_rules! api {
     ($name:ident) => {{
         #[allow(unused_unsafe, reason = "often called within a block that is unsafe for the call's own sake")]
-        // SAFETY: the table of functions is written once, before the module's load function runs, and only read since.
+        // SAFETY: the table of functions is written when a load begins, before anything of ours runs, and only read since.
         let function = unsafe { redis_module::raw::$name };
         match function {
             Some(function) => function,
@@ -18,37 +18,37 @@ macro_rules! api {
         }
     }};
 }
-pub(crate) use api;
+pub(super) use api;
 
 /// One of the functions that a call spends its time in. From the copy of the table that is ours alone it is one instruction to
 /// call it; from the crate's it is five, because another object could change that one at any time.
 macro_rules! hot {
     ($name:ident) => {{
         #[allow(unused_unsafe, reason = "often called within a block that is unsafe for the call's own sake")]
-        // SAFETY: written once, by the load function, which fails if one is missing; nothing of ours is called before.
+        // SAFETY: written by the load function only, which fails if one is missing; nothing of ours is called before.
         let function = unsafe { (*$crate::server::api::HOT.0.get()).$name.unwrap_unchecked() };
         function
     }};
 }
-pub(crate) use hot;
+pub(super) use hot;
 
 #[cold]
 #[allow(clippy::panic, reason = "caught at the border; load refuses servers that lack a function")]
-pub(crate) fn absent(name: &str) -> ! {
+pub(super) fn absent(name: &str) -> ! {
     panic!("the server has no {name}")
 }
 
-pub(crate) struct Hot(pub UnsafeCell<Functions>);
+pub(super) struct Hot(pub UnsafeCell<Functions>);
 
-// SAFETY: written once, while the module is loaded and nothing else of it runs.
+// SAFETY: written while the module is loaded and nothing else of it runs: a server that has it loaded refuses to load it again.
 unsafe impl Sync for Hot {}
 
 macro_rules! functions {
     ($($name:ident: $type:ty,)*) => {
         #[allow(non_snake_case, reason = "the names are the server's")]
-        pub(crate) struct Functions { $(pub $name: Option<$type>,)* }
+        pub(super) struct Functions { $(pub $name: Option<$type>,)* }
 
-        pub(crate) static HOT: Hot = Hot(UnsafeCell::new(Functions { $($name: None,)* }));
+        pub(super) static HOT: Hot = Hot(UnsafeCell::new(Functions { $($name: None,)* }));
 
         /// Copies the functions. To be done before any other is called. False: the server lacks one.
         pub(super) fn copy() -> bool {

@@ -87,8 +87,7 @@ impl Words for Call {
 
 impl Call {
     fn new(context: *mut raw::RedisModuleCtx, argv: *const *mut raw::RedisModuleString, argc: c_int) -> Self {
-        // The server never calls with fewer words than none.
-        let argc = argc.cast_unsigned() as usize;
+        let argc = argc.max(0).cast_unsigned() as usize;
         // The key is the first argument of every command of ours.
         // SAFETY: `argv` has `argc` elements.
         let name = if argc > 1 { unsafe { argv.add(1).read() } } else { ptr::null_mut() };

@@ -22,7 +22,7 @@ static DEAF: AtomicBool = AtomicBool::new(false);
 pub enum Hearing {
     /// Nothing: they must be looked at.
     Nothing,
-    /// What commands name, and what changes without a command.
+    /// What commands name, and what is evicted.
     Words,
     /// All events.
     Events,
@@ -223,8 +223,7 @@ pub(super) fn prepare(context: *mut raw::RedisModuleCtx, deaf: bool) -> Result<(
         (raw::REDISMODULE_EVENT_CRON_LOOP, cron),
         (raw::REDISMODULE_EVENT_CONFIG, configured),
     ];
-    let needed = if filter::takes_words() { 5 } else { 4 };
-    for (id, callback) in callbacks.into_iter().take(needed) {
+    for (id, callback) in callbacks {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
         // SAFETY: the load function is the place for this.
         if unsafe { api!(RedisModule_SubscribeToServerEvent)(context, event, Some(callback)) } == ERR {

@@ -4,20 +4,20 @@
 //! costs everybody, and cannot be told to stop. It is also the server on which a hand-over after a foreign command comes by a
 //! timer, after the commands that were read with it: so there nothing is lost by hearing of the command before it runs. So on
 //! a server without jobs after a command ([`takes_words`]) the words of all commands are held against the waited keys while
-//! somebody waits, and of events only those are listened to that no command stands for: keys that expire or are evicted.
+//! somebody waits, and of events only evictions are listened to, where there is a limit of memory: a lease that ends is waited for anyway.
 //!
 //! What scripts, functions and other modules call passes here as well. It does not while a call of our own runs (then another
 //! module hears of our write, and acts on it), nor when another module changes a key that no command names. Such keys are
 //! looked at once a second, as all waited keys are.
 
-use core::ffi::{c_char, c_int};
+use core::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use redis_module::raw;
 
 use super::context::own;
-use super::{api, guarded, key};
+use super::{api, guarded, hot, key};
 use crate::waiters;
 
 /// Ours, while it is registered.
@@ -68,9 +68,9 @@ unsafe extern "C" fn passes(command: *mut raw::RedisModuleCommandFilterCtx) {
         return;
     }
     // SAFETY: see `api!`; without them nothing is registered.
-    let (Some(count), Some(word), Some(text)) = (unsafe {
-        (raw::RedisModule_CommandFilterArgsCount, raw::RedisModule_CommandFilterArgGet, raw::RedisModule_StringPtrLen)
-    }) else {
+    let (Some(count), Some(word)) =
+        (unsafe { (raw::RedisModule_CommandFilterArgsCount, raw::RedisModule_CommandFilterArgGet) })
+    else {
         return;
     };
     // SAFETY: the command is the one that is passing by.
@@ -82,22 +82,24 @@ unsafe extern "C" fn passes(command: *mut raw::RedisModuleCommandFilterCtx) {
     // The first word is the command's own name.
     for at in 1..count {
         let mut len = 0;
-        // SAFETY: as above, and it has so many words; the server keeps them until the command has run.
-        let bytes = unsafe { text(word(command, at), &raw mut len) };
+        // SAFETY: as above, and it has so many words, which nobody replaces before this returns.
+        let bytes = unsafe { hot!(RedisModule_StringPtrLen)(word(command, at), &raw mut len) };
         if lengths.may_have(len) {
-            seen(command, bytes, len);
+            // SAFETY: the server gave both, of one string; the command is the one that is passing by.
+            unsafe { seen(command, core::slice::from_raw_parts(bytes.cast::<u8>(), len)) };
         }
     }
 }
 
 /// A word as long as a key that somebody waits for.
+///
+/// # Safety
+/// `command` is the one that is passing by.
 #[inline(never)]
-fn seen(command: *mut raw::RedisModuleCommandFilterCtx, bytes: *const c_char, len: usize) {
-    // SAFETY: the server gave pointer and length of a string that it keeps until the command has run.
-    let word = unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), len) };
+unsafe fn seen(command: *mut raw::RedisModuleCommandFilterCtx, word: &[u8]) {
     if waiters::SIEVE.may_have(word) {
         guarded(|| {
-            // SAFETY: the command has a name, which the server keeps as long.
+            // SAFETY: as the caller promised; a command has a name.
             let name = unsafe { key::bytes(api!(RedisModule_CommandFilterArgGet)(command, 0)) };
             waiters::named(name, word);
         });

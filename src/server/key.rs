@@ -43,10 +43,16 @@ enum Memory {
 }
 
 /// An opened key; dropped, it is closed. It lives no longer than the call that opened it.
+///
+/// What it lends of its value lies in the server's memory until the key is changed. That takes `&mut self` here; so that nobody
+/// else changes it meanwhile, a site has one handle at a time, and [`Site::changed`], at which other modules may act, is called
+/// when nothing is lent.
 #[derive(Debug)]
 pub struct Key<'c> {
     /// None: opened to read, and there is none.
     raw: Option<NonNull<raw::RedisModuleKey>>,
+    /// Opened to write?
+    writes: bool,
     site: &'c Site,
 }
 
@@ -55,7 +61,7 @@ impl<'c> Key<'c> {
         let mode = if write { READ | WRITE } else { READ };
         // SAFETY: context and name are valid.
         let raw = unsafe { hot!(RedisModule_OpenKey)(site.context, site.name, mode) };
-        Self { raw: NonNull::new(raw), site }
+        Self { raw: NonNull::new(raw), writes: write, site }
     }
 
     fn raw(&self) -> *mut raw::RedisModuleKey {
@@ -66,8 +72,7 @@ impl<'c> Key<'c> {
     #[inline(always)]
     pub fn content(&self) -> Content<'_> {
         match self.memory(READ) {
-            // SAFETY: `memory` has pointer and length of one allocation, which stays until the key is written to, and that takes
-            // `&mut self`.
+            // SAFETY: `memory` has pointer and length of one allocation; see [`Key`] for how long it stays.
             Memory::String(start, len) => Content::String(unsafe { slice::from_raw_parts(start, len) }),
             Memory::Nothing => Content::Nothing,
             Memory::Hash => Content::Hash,
@@ -77,8 +82,14 @@ impl<'c> Key<'c> {
     }
 
     /// The string it holds, to be written over in place; `None` if it holds nothing.
+    ///
+    /// # Errors
+    /// [`Failure::NoLimiter`] if it holds another type, for only limiters write strings so.
     #[inline(always)]
     pub fn string(&mut self) -> Result<Option<Stored<'_, 'c>>, Failure> {
+        if !self.writes {
+            return Err(Failure::Internal);
+        }
         match self.memory(WRITE) {
             Memory::String(start, len) => Ok(Some(Stored { key: self, start, len })),
             Memory::Nothing => Ok(None),
@@ -214,7 +225,7 @@ impl<'k, 'c> Stored<'k, 'c> {
     /// Its bytes.
     #[inline]
     pub const fn bytes(&self) -> &[u8] {
-        // SAFETY: pointer and length are of one allocation, which stays until the key is changed, and that takes `key`.
+        // SAFETY: pointer and length are of one allocation; see [`Key`] for how long it stays.
         unsafe { slice::from_raw_parts(self.start, self.len) }
     }
 
@@ -233,7 +244,7 @@ impl<'k, 'c> Stored<'k, 'c> {
     /// Writes over some of the bytes; they must be there.
     #[inline]
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        // SAFETY: as above; it was opened to be written to, so it is the key's alone.
+        // SAFETY: as above; the server was asked for it to be written to, so it is the key's alone.
         let all = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
         let part = all.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len())).ok_or(Failure::Internal)?;
         part.copy_from_slice(bytes);

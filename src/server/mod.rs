@@ -3,6 +3,9 @@
 //! The server calls in on one thread at a time, under its global lock, so what is kept in statics here is never contended. It
 //! does call in while a callback of ours runs, to tell of the events of our own writes: whoever holds a lock then must be
 //! asked with `try_lock`.
+//!
+//! `#[inline(always)]`, here and in what calls it, is on what every call passes through: left to itself the compiler keeps such
+//! pieces apart once they have two users, and a call then hands its numbers on through memory.
 
 mod api;
 mod blocked;

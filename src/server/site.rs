@@ -78,7 +78,7 @@ impl Site {
         unsafe { Context::new(self.context) }
     }
 
-    /// Opens the key to read and write.
+    /// Opens the key to read and write. One handle at a time, see [`Key`].
     #[inline]
     pub fn open(&self) -> Key<'_> {
         Key::open(self, true)
@@ -102,7 +102,8 @@ impl Site {
         self.refused_for_memory()
     }
 
-    /// Tells watchers, client-side caches and listeners that the key has changed. To be called after the change.
+    /// Tells watchers, client-side caches and listeners that the key has changed. To be called after the change, with nothing
+    /// lent of the key's value: another module may change it now.
     #[inline(always)] // what `events` are is known where it is called
     pub fn changed(&self, events: &[Event]) {
         // SAFETY: context and name are those of the running command.

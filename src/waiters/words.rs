@@ -6,7 +6,7 @@
 //! word all waited keys are looked at.
 //!
 //! These looks find a lock that is held as it was, as a rule: one is a fraction of what it costs to ask the server whether it
-//! would take a write, and a round of them that nobody owes a grant to keeps the next one off for a time that grows with it.
+//! would take a write, and a round of them keeps the next one off for a time that grows with it.
 //! So they take a few hundredths of the server's time at most, whatever the commands are.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -30,29 +30,23 @@ static DOUBT: AtomicBool = AtomicBool::new(false);
 /// When the next round of looks may be, in monotonic ms.
 static NEXT_ROUND: AtomicI64 = AtomicI64::new(0);
 
-/// How many keys that no command has named one round looks at: a third of a millisecond's worth.
+/// How many keys one round looks at: a third of a millisecond's worth.
 const SLICE: usize = 500;
 
-/// How long a round that has granted nothing keeps the next one off, in ms: as long as this, and a millisecond for so many looks.
-const PAUSE_MS: usize = 2;
+/// How long a round keeps the next one off, in ms: a millisecond for so many looks, and this if none of them granted anything.
 const LOOKS_A_MS: usize = 100;
+const PAUSE_MS: usize = 2;
 
-/// Commands that serve the queue of their key themselves, and change no other key.
-const OURS: [&spec::Command; 8] = [
-    &spec::LOCK_ACQUIRE,
-    &spec::LOCK_RELEASE,
-    &spec::LOCK_RENEW,
-    &spec::LOCK_INFO,
-    &spec::SEM_ACQUIRE,
-    &spec::SEM_RELEASE,
-    &spec::SEM_RENEW,
-    &spec::SEM_INFO,
-];
+/// Is it a command that serves the queue of its key itself, and changes no other key?
+fn is_ours(command: &[u8]) -> bool {
+    let locks = spec::ALL.iter().filter(|ours| ours.categories.contains(&"lock"));
+    locks.into_iter().any(|ours| ours.name.as_bytes().eq_ignore_ascii_case(command))
+}
 
 /// A command that is about to run, or to be queued, names what may be a waited key, in whatever database.
 #[cold]
 pub fn named(command: &[u8], key: &[u8]) {
-    if OURS.iter().any(|ours| ours.name.as_bytes().eq_ignore_ascii_case(command)) {
+    if is_ours(command) {
         return;
     }
     let mut state = match STATE.try_lock() {
@@ -112,21 +106,23 @@ impl State {
         if self.doubted.is_empty() && DOUBT.swap(false, Relaxed) {
             self.doubted.extend(self.queues.all());
         }
-        let mut keys = core::mem::take(&mut self.named);
-        keys.extend((0..SLICE).map_while(|_| self.doubted.pop_first()));
+        // Taken out first: what a grant puts in is for the next round.
+        let keys: Vec<_> =
+            (0..SLICE).map_while(|_| self.named.pop_first().or_else(|| self.doubted.pop_first())).collect();
         let (looks, mut grants) = (keys.len(), false);
         for id in keys {
-            grants |= self.glance(context, id);
+            grants |= self.glance(context, id, false);
         }
-        let pause = if grants { 0 } else { (looks / LOOKS_A_MS).saturating_add(PAUSE_MS) };
+        let pause = (looks / LOOKS_A_MS).saturating_add(if grants { 0 } else { PAUSE_MS });
         NEXT_ROUND.store(now.saturating_add_unsigned(pause as u64), Relaxed);
-        if !self.doubted.is_empty() || DOUBT.load(Relaxed) {
+        if !self.named.is_empty() || !self.doubted.is_empty() || DOUBT.load(Relaxed) {
             soon();
         }
     }
 
-    /// Looks at a key that is probably as it was. Says whether somebody has been granted something.
-    fn glance(&mut self, context: &Context<'_>, id: QueueId) -> bool {
+    /// Looks at a key that is probably as it was, because its time has come or because something may have happened to it. Says
+    /// whether somebody has been granted something.
+    pub(super) fn glance(&mut self, context: &Context<'_>, id: QueueId, due: bool) -> bool {
         let Some((db, key)) = self.queues.key(id).map(|(db, key)| (db, Arc::clone(key))) else {
             return false;
         };
@@ -135,8 +131,10 @@ impl State {
             let mut hold = Hold::new(site, &mut key);
             let head = self.queues.head(id);
             let free = head.is_some_and(|(_, head)| hold.admits(&head.token, &head.ask).unwrap_or(false));
-            if !free {
-                self.look_no_later(id, hold.next_change());
+            match free {
+                true => {}
+                false if due => self.look_after(id, hold.next_change()),
+                false => self.look_no_later(id, hold.next_change()),
             }
             free
         });
