@@ -122,56 +122,69 @@ impl Invalid {
 #[inline]
 #[must_use]
 pub fn integer(word: &[u8]) -> Option<u64> {
+    let number = number(word);
+    (number != NONE).then_some(number)
+}
+
+/// What is no number; more than any of 19 digits.
+const NONE: u64 = u64::MAX;
+
+/// The same, so that one comparison with a largest value tells what is too large and what is no number.
+#[inline(always)]
+fn number(word: &[u8]) -> u64 {
+    if let (4..=8, Some(head), Some(tail)) = (word.len(), word.first_chunk(), word.last_chunk()) {
+        return up_to_eight(*head, *tail, word.len());
+    }
     match *word {
-        [digit] => value(digit),
-        [] | [b'0', ..] => None,
-        [ten, one] => Some(value(ten)?.wrapping_mul(10).wrapping_add(value(one)?)),
-        [hundred, ten, one] => {
-            let tens = value(hundred)?.wrapping_mul(10).wrapping_add(value(ten)?);
-            Some(tens.wrapping_mul(10).wrapping_add(value(one)?))
+        [one] if digit(one) <= 9 => digit(one),
+        [ten @ b'1'..=b'9', one] if digit(one) <= 9 => digit(ten).wrapping_mul(10).wrapping_add(digit(one)),
+        [hundred @ b'1'..=b'9', ten, one] if digit(ten) <= 9 && digit(one) <= 9 => {
+            digit(hundred).wrapping_mul(100).wrapping_add(digit(ten).wrapping_mul(10)).wrapping_add(digit(one))
         }
-        _ => match (word.first_chunk(), word.last_chunk()) {
-            (Some(head), Some(tail)) if word.len() <= 8 => up_to_eight(*head, *tail, word.len()),
-            _ => long(word),
-        },
+        _ => long(word),
     }
 }
 
-#[inline]
-const fn value(digit: u8) -> Option<u64> {
-    let value = digit.wrapping_sub(b'0');
-    if value <= 9 { Some(value as u64) } else { None }
+/// The value of a digit; of what is none, more than 9.
+#[inline(always)]
+const fn digit(byte: u8) -> u64 {
+    byte.wrapping_sub(b'0') as u64
 }
 
 /// A number of 4 to 8 digits, given by its first and its last four, which overlap; all digits at once.
 ///
 /// The text is put in one word of eight digits, the first in the lowest byte and zeros before it; then neighbours are joined,
 /// ones to pairs, pairs to fours, fours to the eight.
-#[inline]
-fn up_to_eight(head: [u8; 4], tail: [u8; 4], len: usize) -> Option<u64> {
+#[inline(always)]
+fn up_to_eight(head: [u8; 4], tail: [u8; 4], len: usize) -> u64 {
     const ASCII: u64 = 0x3030_3030_3030_3030;
     let before = 64_u32.wrapping_sub((len as u32).wrapping_mul(8));
+    let [first, ..] = head;
     let (head, tail) = (u64::from(u32::from_le_bytes(head)), u64::from(u32::from_le_bytes(tail)));
     let text = head.wrapping_shl(before) | tail.wrapping_shl(32);
-    let digits = text ^ ASCII.wrapping_shr(before).wrapping_shl(before);
+    let digits = text ^ ASCII.wrapping_shl(before);
     // What is above 9 reaches the upper half of its byte, now or with 6 more.
-    if (digits | digits.wrapping_add(0x0606_0606_0606_0606)) & 0xf0f0_f0f0_f0f0_f0f0 != 0 {
-        return None;
+    if first == b'0' || (digits | digits.wrapping_add(0x0606_0606_0606_0606)) & 0xf0f0_f0f0_f0f0_f0f0 != 0 {
+        return NONE;
     }
     let pairs = digits.wrapping_mul(10).wrapping_add(digits.wrapping_shr(8));
     let first_and_third = (pairs & 0xff_0000_00ff).wrapping_mul(0x000f_4240_0000_0064);
     let second_and_fourth = (pairs.wrapping_shr(16) & 0xff_0000_00ff).wrapping_mul(0x2710_0000_0001);
-    Some(first_and_third.wrapping_add(second_and_fourth).wrapping_shr(32))
+    first_and_third.wrapping_add(second_and_fourth).wrapping_shr(32)
 }
 
-/// A number of more digits.
+/// A number of more digits, or what is none.
 #[inline(never)]
-fn long(word: &[u8]) -> Option<u64> {
-    if word.len() > 19 {
-        return None;
+fn long(word: &[u8]) -> u64 {
+    if !(9..=19).contains(&word.len()) || word.first() == Some(&b'0') {
+        return NONE;
     }
     // 19 digits stay below 2^64, so no step can overflow.
-    word.iter().try_fold(0u64, |number, &digit| Some(number.wrapping_mul(10).wrapping_add(value(digit)?)))
+    let add = |number: u64, &byte: &u8| {
+        let digit = digit(byte);
+        (digit <= 9).then(|| number.wrapping_mul(10).wrapping_add(digit))
+    };
+    word.iter().try_fold(0, add).unwrap_or(NONE)
 }
 
 /// A duration from 1 ms to [`LONGEST_MS`], in milliseconds: a whole number and a unit (`ms s m h d`), or a bare number of ms.
@@ -190,7 +203,7 @@ pub fn duration(word: &[u8]) -> Option<u64> {
         b'd' => (rest, 86_400_000),
         _ => return None,
     };
-    integer(digits)?.checked_mul(unit).filter(|ms| (1..=LONGEST_MS).contains(ms))
+    number(digits).checked_mul(unit).filter(|ms| (1..=LONGEST_MS).contains(ms))
 }
 
 /// How long a call may wait.
@@ -225,7 +238,8 @@ pub fn ttl(word: &[u8]) -> Result<u64, Invalid> {
 
 #[inline]
 fn units(word: &[u8], largest: u64, otherwise: Invalid) -> Result<u64, Invalid> {
-    integer(word).filter(|units| (1..=largest).contains(units)).ok_or(otherwise)
+    let units = number(word);
+    if (1..=largest).contains(&units) { Ok(units) } else { Err(otherwise) }
 }
 
 /// In which way a lock is asked for.

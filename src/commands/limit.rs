@@ -126,15 +126,17 @@ impl Command for Bucket {
     const SPEC: &'static spec::Command = &spec::RL_BUCKET;
 
     fn run(call: &Call) -> Result<(), Failure> {
-        let request = args::bucket(call)?;
+        let limit::Request { limit, refill, window, cost, peek } = args::bucket(call)?;
+        // Made where it is needed: where it is handed on it is in memory.
+        let request = || limit::Request { limit, refill, window, cost, peek };
         let mut key = call.open();
         let now_us = call.now_us();
         match key.string()? {
-            Some(stored) => match bucket::decide_usual(stored.bytes(), now_us, &request) {
+            Some(stored) => match bucket::decide_usual(stored.bytes(), now_us, &request()) {
                 Some(decision) => Self::update(call, stored, decision),
-                None => Self::update_otherwise(call, stored, now_us, request),
+                None => Self::update_otherwise(call, stored, now_us, request()),
             },
-            None => Self::create(call, &mut key, now_us, request),
+            None => Self::create(call, &mut key, now_us, request()),
         }
     }
 }
