@@ -77,7 +77,8 @@ const MAX_POSTPONED: usize = 64;
 /// Decides one call at `now_ms`, absolute milliseconds, on what is stored.
 ///
 /// Hits later than now (a clock set back) do not count until their time comes, and the next admitted hit drops them. If
-/// they would keep a call out for longer than one window, the log is taken as empty.
+/// they would keep a call out for longer than one window, or lie further ahead than that, the log is taken as empty by a
+/// call that it would refuse.
 ///
 /// # Errors
 ///
@@ -408,6 +409,10 @@ impl<'a> Log<'a> {
     /// So the first that holds is the first moment.
     #[cold]
     fn first_fit_ahead(&self, now: i64, window: i64, room: u64, mut at: i64) -> Option<i64> {
+        // Hits still further ahead shut callers out one after the other, with gaps in between that nobody meets.
+        if self.base.wrapping_add(self.newest_offset) > now.wrapping_add(window) {
+            return None;
+        }
         let mut last = now;
         for _ in 0..MAX_POSTPONED {
             if at <= last || at > now.wrapping_add(window) {

@@ -82,6 +82,21 @@ fn read(value: &[u8]) -> Vec<(i64, u64)> {
     slots.windows(2).map(|two| (base + two[1].0, (modulus + two[1].1 - two[0].1) % modulus)).collect()
 }
 
+/// A stored log of these hits, written by hand: offsets of three bytes, sums of two.
+fn log_of(hits: &[(i64, u64)]) -> Vec<u8> {
+    let base = hits[0].0 - 2;
+    let mut value = vec![0xf6, 0x32];
+    value.extend_from_slice(&base.to_le_bytes()[..6]);
+    let mut sum = 0;
+    for (offset, units) in [(1, 0)].into_iter().chain(hits.iter().map(|(time, units)| (time - base, *units))) {
+        sum += units;
+        value.extend_from_slice(&offset.to_le_bytes()[..3]);
+        value.extend_from_slice(&sum.to_le_bytes()[..2]);
+    }
+    assert_eq!(read(&value), hits);
+    value
+}
+
 /// The rule over a plain list of hits. Also says whether the list was given up.
 fn naive(hits: &[(i64, u64)], now: i64, r: &Request) -> (Verdict, bool) {
     let window = r.window as i64;
@@ -93,8 +108,9 @@ fn naive(hits: &[(i64, u64)], now: i64, r: &Request) -> (Verdict, bool) {
         retry_after = -1;
     } else if !allowed {
         match hits.iter().map(|h| h.0 + window).filter(|t| *t > now && *t <= now + window && fits(*t)).min() {
-            Some(at) => retry_after = at - now,
-            None => (used, allowed, newest, given_up) = (0, true, None, true),
+            // Hits more than a window ahead would shut the caller out again and again.
+            Some(at) if hits.iter().all(|h| h.0 <= now + window) => retry_after = at - now,
+            _ => (used, allowed, newest, given_up) = (0, true, None, true),
         }
     }
     if allowed && r.cost > 0 && !r.peek {
@@ -257,6 +273,27 @@ fn hits_from_the_future_put_retry_after_off_until_it_holds() {
     assert!(refused(k.call(1102, &cost(r, 30)), 99));
     let v = k.call(1095, &peek(cost(r, 30)));
     assert_eq!((v.allowed, v.remaining), (true, 30), "it would take more than a window: given up");
+}
+
+#[test]
+fn a_chain_of_hits_ahead_with_gaps_too_short_to_meet_shuts_nobody_out_for_longer_than_it_would_without() {
+    // As no clock leaves them, but bytes by hand may: one hit a window and 3 ms, each within the limit.
+    let hits: Vec<(i64, u64)> = (0..100).map(|n| (10_000 + 303 * n, 1)).collect();
+    for lag in [1, 4, 20] {
+        let (r, mut now, mut calls) = (hit(1, 300), 10_050, 0);
+        let mut k = Sliding { lazy: true, ..Sliding::default() };
+        k.key.set(&log_of(&hits), i64::MAX);
+        loop {
+            let v = k.call(now, &r);
+            if v.allowed {
+                break;
+            }
+            now += v.retry_after + lag;
+            calls += 1;
+            assert!(calls < 3, "shut out for {} ms", now - 10_050);
+        }
+        assert!(now <= 10_050 + 2 * 300, "{now}");
+    }
 }
 
 #[test]
