@@ -291,7 +291,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// Gives back what `token` holds. What is free after that is handed to whom `next` finds, or removed.
     #[inline(always)]
     pub fn release(
-        mut self,
+        &mut self,
         found: Found,
         token: Lent<'_>,
         next: impl FnOnce(&mut Self) -> Result<(), Failure>,
@@ -301,17 +301,17 @@ impl<'k, 'c> Hold<'k, 'c> {
             Release::Hold { left } => self.give_back_one(token, left)?,
             Release::Leave => {
                 self.leave(token)?;
-                next(&mut self)?;
+                next(self)?;
             }
             Release::Free => {
                 self.freed = true;
-                next(&mut self)?;
+                next(self)?;
                 if self.freed {
                     self.remove()?;
-                    self.site.changed(match found {
-                        Found::Shared { .. } | Found::Permits { .. } => &[Event::ZRem, Event::Del],
-                        _ => &[Event::Del],
-                    });
+                    match found {
+                        Found::Shared { .. } | Found::Permits { .. } => self.site.changed(&[Event::ZRem, Event::Del]),
+                        _ => self.site.changed(&[Event::Del]),
+                    }
                 }
             }
         }
@@ -383,7 +383,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 
     /// Removes what is there.
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self) -> Result<(), Failure> {
         self.key.delete()?;
         self.site.replicate_del()

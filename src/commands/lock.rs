@@ -138,6 +138,7 @@ pub fn acquire(call: &Call, token: Lent<'_>, ask: Ask, block: Option<Timeout>) -
 }
 
 /// LOCK.RELEASE and SEM.RELEASE.
+#[inline(always)] // as above
 pub fn release(call: &Call, side: Side) -> Result<(), Failure> {
     let token = call.text(2)?;
     args::token(token.bytes())?;
