@@ -230,7 +230,7 @@ struct Level {
     retry_after: i64,
     /// ms
     reset_after: i64,
-    /// µs, as far as 64 bits go.
+    /// µs, at most [`FAR_US`].
     full_in: u64,
     /// The numerator to store, if the call is charged.
     after: Option<u128>,
@@ -239,8 +239,7 @@ struct Level {
 /// The rule in 64 bits, for a state `elapsed` µs old. `None` where a number might not fit.
 #[inline(always)]
 fn reckon_small(used: u64, elapsed: u64, period: u64, request: &Request) -> Option<Level> {
-    // Below 2^63, so that a time in µs can be rounded up.
-    let capacity = request.limit.checked_mul(period).filter(|c| *c < 1 << 63)?;
+    let capacity = request.limit.checked_mul(period).filter(|capacity| *capacity <= FAR_US)?;
     let refill = request.refill.max(1);
     // Too much accrued for 64 bits is more than can be used.
     let used = used.min(capacity).saturating_sub(elapsed.saturating_mul(refill));
@@ -303,7 +302,7 @@ fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Le
         remaining: request.limit.saturating_sub(u64::try_from(left).unwrap_or(u64::MAX)),
         retry_after,
         reset_after: whole_ms(full_in),
-        full_in: u64::try_from(full_in).unwrap_or(u64::MAX),
+        full_in: u64::try_from(full_in).unwrap_or(u64::MAX).min(FAR_US),
         after: charged.then_some(now_used),
     }
 }
@@ -328,7 +327,7 @@ fn whole_ms(us: u128) -> i64 {
 fn earliest(now: i64, full_in: u64) -> i64 {
     // So many ms on top put every time of the clock above 0, where a division is cheap; no sum comes near 2^64.
     const UP: i64 = 1 << 46;
-    let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in.min(FAR_US));
+    let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in);
     (full_at.wrapping_add(999) / 1000).cast_signed().wrapping_sub(UP)
 }
 
@@ -338,7 +337,7 @@ fn earliest(now: i64, full_in: u64) -> i64 {
 #[inline]
 fn expiry(now: i64, full_in: u64, capacity: u64) -> (Expiry, i64) {
     let earliest = earliest(now, full_in);
-    let slack = if capacity < COARSE { 0 } else { full_in.min(FAR_US) / 8000 };
+    let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
     // The largest power of two that is no longer than the slack.
     let step = 1i64.wrapping_shl((slack | 1).ilog2());
     let set_to = earliest.wrapping_add(step.wrapping_sub(1)) & step.wrapping_neg();

@@ -134,7 +134,7 @@ impl Command for Bucket {
         match key.string()? {
             Some(stored) => match bucket::decide_usual(stored.bytes(), now_us, &request()) {
                 Some(decision) => Self::update(call, stored, decision),
-                None => Self::update_otherwise(call, stored, now_us, request()),
+                None => Self::update_otherwise(call, &mut key, now_us, request()),
             },
             None => Self::create(call, &mut key, now_us, request()),
         }
@@ -163,12 +163,8 @@ impl Bucket {
     }
 
     #[inline(never)]
-    fn update_otherwise(
-        call: &Call,
-        stored: Stored<'_, '_>,
-        now_us: i64,
-        request: limit::Request,
-    ) -> Result<(), Failure> {
+    fn update_otherwise(call: &Call, key: &mut Key<'_>, now_us: i64, request: limit::Request) -> Result<(), Failure> {
+        let stored = key.string()?.ok_or(Failure::Internal)?;
         let decision = bucket::decide_otherwise(Some(stored.bytes()), now_us, &request)?;
         Self::update(call, stored, decision)
     }
