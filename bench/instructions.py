@@ -5,7 +5,7 @@ import shutil
 import time
 from statistics import median
 
-from rig import Client, Server, encode
+from rig import Client, Server, ServerError, encode
 from works import scripts
 
 # A server's first calls are not like the others: it looks scripts up, and its tables are small.
@@ -17,6 +17,15 @@ def apart(client, commands):
     for command in commands:
         client.many([command])
         time.sleep(0.001)
+
+
+def steady(client):
+    """A server takes memory for replies away from a client that has not needed it for some seconds, and longer replies then take
+    another way through it: that depends on the clock and not on the command."""
+    try:
+        client.call("DEBUG", "REPLYBUFFER", "RESIZING", "0")
+    except ServerError:
+        pass
 
 
 def measure(server, loaded, way, count, run=Client.many):
@@ -39,6 +48,7 @@ def table(program, modules, works, ways, count=2000, servers=3, options=(), keep
     took = {work.name: {name: [] for name in ways if getattr(work, name)} for work in works}
     for number in range(servers):
         with Server(program, modules, options, callgrind=True) as server:
+            steady(server.client)
             loaded = scripts(server.client)
             for work in works:
                 for name in took[work.name]:
