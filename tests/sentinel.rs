@@ -222,6 +222,9 @@ fn clients_that_follow_the_sentinels_go_on_after_the_primary_was_killed() {
     wait_for(FAILOVER, "the old primary follows the new one", role, |role| role.as_deref() == Some("slave"));
     // On a busy machine they might take the new one for dead while it is looked at, and turn both round again.
     shop.sentinels.clear();
+    // Nor had they to leave it at one turn: what counts is whom it follows now.
+    let follows = shop.primary.info("replication")["master_port"].clone();
+    let server = shop.replicas.iter().find(|replica| replica.port().to_string() == follows).expect("one of the others");
     wait_for_sync(server, &shop.primary);
     assert_eq!(dump_all(&shop.primary).len(), dump_all(server).len());
     assert!(shop.primary.call(&words("LOCK.ACQUIRE k t 1m BLOCK 0")).is_error("READONLY "));

@@ -191,6 +191,7 @@ fn a_failover_ends_the_waits_with_unblocked_and_the_new_primary_grants() {
     }
     wait_until(SOON, "it is a replica", || primary.info("replication")["role"] == "slave");
     assert_eq!((waiters(&primary), primary.blocked_clients()), (0, 0));
+    wait_until(SOON, "the other is the primary", || second.info("replication")["role"] == "master");
     assert_eq!(holder(&second, "k"), "tA", "nobody was granted it");
     let mut again = line_up(&second, "k", "tB", "1m", "0");
     assert_eq!(release(&second, "k", "tA"), 1);

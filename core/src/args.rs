@@ -132,8 +132,10 @@ const NONE: u64 = u64::MAX;
 /// The same, so that one comparison with a largest value tells what is too large and what is no number.
 #[inline(always)]
 fn number(word: &[u8]) -> u64 {
-    if let (4..=8, Some(head), Some(tail)) = (word.len(), word.first_chunk(), word.last_chunk()) {
-        return up_to_eight(*head, *tail, word.len());
+    match (word.len(), word.first_chunk(), word.last_chunk()) {
+        (4, Some(all), _) => return four(*all),
+        (5..=8, Some(head), Some(tail)) => return up_to_eight(*head, *tail, word.len()),
+        _ => {}
     }
     match *word {
         [one] if digit(one) <= 9 => digit(one),
@@ -151,7 +153,19 @@ const fn digit(byte: u8) -> u64 {
     byte.wrapping_sub(b'0') as u64
 }
 
-/// A number of 4 to 8 digits, given by its first and its last four, which overlap; all digits at once.
+/// A number of 4 digits, as below.
+#[inline(always)]
+fn four(all: [u8; 4]) -> u64 {
+    let [first, ..] = all;
+    let digits = u32::from_le_bytes(all) ^ 0x3030_3030;
+    if first == b'0' || (digits | digits.wrapping_add(0x0606_0606)) & 0xf0f0_f0f0 != 0 {
+        return NONE;
+    }
+    let pairs = digits.wrapping_mul(10).wrapping_add(digits.wrapping_shr(8));
+    u64::from((pairs & 0xff).wrapping_mul(100).wrapping_add(pairs.wrapping_shr(16) & 0xff))
+}
+
+/// A number of 5 to 8 digits, given by its first and its last four, which overlap; all digits at once.
 ///
 /// The text is put in one word of eight digits, the first in the lowest byte and zeros before it; then neighbours are joined,
 /// ones to pairs, pairs to fours, fours to the eight.

@@ -70,14 +70,14 @@ pub fn decide(stored: Option<&[u8]>, now_us: i64, request: &Request) -> Result<D
 #[must_use]
 pub fn decide_usual(stored: &[u8], now_us: i64, request: &Request) -> Option<Decision> {
     let now = now_us.clamp(FIRST, LAST);
-    let (level, before) = usual(stored, now, request)?;
-    Some(decided(&level, now, now, request, Some(before)))
+    let level = usual(stored, now, request)?;
+    Some(decided(&level, now, now, request, true))
 }
 
 /// The level where the state is not from the future, was stored with the period asked with, and all numbers fit into 64 bits;
-/// `None` otherwise. And when the key may expire by that state, if all calls have had the same parameters.
+/// `None` otherwise.
 #[inline(always)]
-fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<(Level, i64)> {
+fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<Level> {
     let fields = Fields::split(bytes)?;
     let period = request.window.saturating_mul(1000);
     let elapsed = u64::try_from(now.wrapping_sub(fields.time)).ok()?;
@@ -88,8 +88,7 @@ fn usual(bytes: &[u8], now: i64, request: &Request) -> Option<(Level, i64)> {
     if !is_usual {
         return None;
     }
-    let level = reckon_small(fields.low, elapsed, period, request)?;
-    Some((level, earliest(fields.time, fields.low.div_ceil(request.refill.max(1)))))
+    reckon_small(fields.low, elapsed, period, request)
 }
 
 /// The same for any call, also one that [`decide_usual`] would answer.
@@ -114,11 +113,11 @@ pub fn decide_otherwise(stored: Option<&[u8]>, now_us: i64, request: &Request) -
     let span = Span { elapsed: ahead.min(0).unsigned_abs(), wait: ahead.max(0).unsigned_abs() };
     let level = reckon_large(&state, span, period, request);
     // A state from the future keeps its time, or what accrues until then would accrue twice.
-    Ok(decided(&level, state.time.max(now), now, request, None))
+    Ok(decided(&level, state.time.max(now), now, request, false))
 }
 
 #[inline(always)]
-fn decided(level: &Level, time: i64, now: i64, request: &Request, before: Option<i64>) -> Decision {
+fn decided(level: &Level, time: i64, now: i64, request: &Request, is_usual: bool) -> Decision {
     let retry_after = match level.allowed {
         true => 0,
         false if request.cost > request.limit => NEVER,
@@ -135,8 +134,12 @@ fn decided(level: &Level, time: i64, now: i64, request: &Request, before: Option
         None => Effect::Nothing,
         Some(numerator) => {
             let (expiry, step) = expiry(now, level.full_in, request.limit);
-            // Between the same two round numbers it is the same deadline.
-            let moves = before.is_some_and(|before| (before.wrapping_sub(1) ^ expiry.earliest.wrapping_sub(1)) >= step);
+            // Where the bucket was not full, its time to be full moves by what this call's cost takes to accrue: past the
+            // last round number, if it is less than that beyond it.
+            let beyond = (expiry.earliest.wrapping_sub(1) & step.wrapping_sub(1)).cast_unsigned();
+            let cost = request.cost.saturating_mul(request.window.saturating_mul(1000));
+            let passes = beyond.saturating_mul(1000).saturating_mul(request.refill) < cost;
+            let moves = is_usual && (level.was_full || passes);
             Effect::Store { value: State { time, numerator, period: request.window }.encode(), expiry, moves }
         }
     };
@@ -196,18 +199,13 @@ impl State {
     #[inline]
     fn encode(&self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
-        let mut put = |at: usize, field: &[u8]| {
-            let end = at.saturating_add(field.len());
-            if let Some(to) = bytes.get_mut(at..end) {
-                to.copy_from_slice(field);
-            }
-        };
-        // From the back, in whole words: each covers what the one before put too far forward.
-        put(17, &self.period.wrapping_shl(24).to_le_bytes());
-        put(16, &(self.numerator.wrapping_shr(64) as u32).to_le_bytes());
-        put(8, &(self.numerator as u64).to_le_bytes());
-        let magic = u64::from(limit::BUCKET);
-        put(0, &(self.time.cast_unsigned().wrapping_shl(8) | magic).to_le_bytes());
+        if let ([head, low, rest], [last]) = bytes.as_chunks_mut() {
+            *head = (self.time.cast_unsigned().wrapping_shl(8) | u64::from(limit::BUCKET)).to_le_bytes();
+            *low = (self.numerator as u64).to_le_bytes();
+            let high = u64::from(self.numerator.wrapping_shr(64) as u32);
+            *rest = (high | self.period.wrapping_shl(32)).to_le_bytes();
+            *last = self.period.wrapping_shr(32) as u8;
+        }
         bytes
     }
 }
@@ -232,6 +230,8 @@ struct Level {
     reset_after: i64,
     /// µs, at most [`FAR_US`].
     full_in: u64,
+    /// Was the bucket full?
+    was_full: bool,
     /// The numerator to store, if the call is charged.
     after: Option<u128>,
 }
@@ -244,7 +244,7 @@ fn reckon_small(used: u64, elapsed: u64, period: u64, request: &Request) -> Opti
     // Too much accrued for 64 bits is more than can be used.
     let used = used.min(capacity).saturating_sub(elapsed.saturating_mul(refill));
     let cost = request.cost.saturating_mul(period);
-    let free = capacity.wrapping_sub(used);
+    let (free, was_full) = (capacity.wrapping_sub(used), used == 0);
     // What is used never exceeds the capacity, nor what is left of it the limit.
     let left = |used: u64| request.limit.wrapping_sub(used.div_ceil(period.max(1)));
     let ms = |us: u64| (us.wrapping_add(999) / 1000).cast_signed();
@@ -257,6 +257,7 @@ fn reckon_small(used: u64, elapsed: u64, period: u64, request: &Request) -> Opti
             retry_after: 0,
             reset_after: ms(full_in),
             full_in,
+            was_full,
             after: Some(u128::from(used)),
         });
     }
@@ -265,7 +266,8 @@ fn reckon_small(used: u64, elapsed: u64, period: u64, request: &Request) -> Opti
         true => 0,
         false => cost.wrapping_sub(free).div_ceil(refill).div_ceil(1000).cast_signed(),
     };
-    Some(Level { allowed, remaining: left(used), retry_after, reset_after: ms(full_in), full_in, after: None })
+    let reset_after = ms(full_in);
+    Some(Level { allowed, remaining: left(used), retry_after, reset_after, full_in, was_full, after: None })
 }
 
 /// The same rule in 128 bits, for any numbers within a request's bounds and a state stored with another period.
@@ -303,6 +305,7 @@ fn reckon_large(state: &State, span: Span, period: u64, request: &Request) -> Le
         retry_after,
         reset_after: whole_ms(full_in),
         full_in: u64::try_from(full_in).unwrap_or(u64::MAX).min(FAR_US),
+        was_full: used == 0,
         after: charged.then_some(now_used),
     }
 }
@@ -322,22 +325,17 @@ fn whole_ms(us: u128) -> i64 {
     }
 }
 
-/// When a key may expire, at the earliest, whose bucket is full in `full_in` µs from `now`, both µs.
+/// The deadlines of a key whose bucket is full in `full_in` µs from `now`, both µs, and how far apart those are of which one
+/// is set.
+///
+/// They are round numbers, so a deadline moves seldom, keys share it, and a state tells when it moves.
 #[inline]
-fn earliest(now: i64, full_in: u64) -> i64 {
+fn expiry(now: i64, full_in: u64, capacity: u64) -> (Expiry, i64) {
+    let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
     // So many ms on top put every time of the clock above 0, where a division is cheap; no sum comes near 2^64.
     const UP: i64 = 1 << 46;
     let full_at = now.wrapping_add(UP * 1000).cast_unsigned().wrapping_add(full_in);
-    (full_at.wrapping_add(999) / 1000).cast_signed().wrapping_sub(UP)
-}
-
-/// The deadlines of such a key, and how far apart those are of which one is set.
-///
-/// They are round numbers, so a deadline moves seldom, keys share it, and a state tells which one its key has.
-#[inline]
-fn expiry(now: i64, full_in: u64, capacity: u64) -> (Expiry, i64) {
-    let earliest = earliest(now, full_in);
-    let slack = if capacity < COARSE { 0 } else { full_in / 8000 };
+    let earliest = (full_at.wrapping_add(999) / 1000).cast_signed().wrapping_sub(UP);
     // The largest power of two that is no longer than the slack.
     let step = 1i64.wrapping_shl((slack | 1).ilog2());
     let set_to = earliest.wrapping_add(step.wrapping_sub(1)) & step.wrapping_neg();

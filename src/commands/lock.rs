@@ -9,7 +9,7 @@ use sluice_core::lock::{self, Decision, Found, Want};
 use sluice_core::queue::Ask;
 
 use crate::hold::{self, Hold, Shown};
-use crate::server::{Call, Command, Failure, Key, Lent, ms};
+use crate::server::{Call, Command, Failure, Lent, ms};
 use crate::{spec, stats, waiters};
 
 /// LOCK.ACQUIRE.
@@ -197,7 +197,7 @@ pub fn info(call: &Call, side: Side) -> Result<(), Failure> {
     } else {
         (0, Vec::new())
     };
-    let key: Key<'_> = call.open_to_read();
+    let key = call.open_to_read();
     let (shown, held, holders) = side_of(hold::show(call, &key, now, LISTED), side)?;
     let mode: &[u8] = match (shown, side) {
         (Shown::Free, _) => b"free",

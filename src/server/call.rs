@@ -35,13 +35,14 @@ pub(super) unsafe extern "C" fn enter<C: Command>(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
+    // First, for then it is known that there is a key.
+    let fits = fits(C::SPEC.arity, argc);
     let call = Call::new(context, argv, argc);
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        if !fits(C::SPEC.arity, argc) {
-            return Err(Failure::Arity);
-        }
-        C::run(&call)
-    }));
+    if !fits {
+        call.reply_failure(Failure::Arity);
+        return OK;
+    }
+    let outcome = catch_unwind(AssertUnwindSafe(|| C::run(&call)));
     let failure = match outcome {
         Ok(Ok(())) => return OK,
         Ok(Err(failure)) => failure,
@@ -86,6 +87,7 @@ impl Words for Call {
 }
 
 impl Call {
+    #[inline(always)]
     fn new(context: *mut raw::RedisModuleCtx, argv: *const *mut raw::RedisModuleString, argc: c_int) -> Self {
         let argc = argc.max(0).cast_unsigned() as usize;
         // The key is the first argument of every command of ours.

@@ -2,6 +2,7 @@
 
 use core::ffi::{c_char, c_void};
 use core::mem::MaybeUninit;
+use core::ops::Deref;
 use core::slice;
 use std::ptr::{self, NonNull};
 
@@ -17,6 +18,24 @@ const STRING: i32 = raw::REDISMODULE_KEYTYPE_STRING as i32;
 
 const HASH: i32 = raw::REDISMODULE_KEYTYPE_HASH as i32;
 const SORTED_SET: i32 = raw::REDISMODULE_KEYTYPE_ZSET as i32;
+
+/// A key opened to read: no `&mut` of it is to be had.
+#[derive(Debug)]
+pub struct ReadKey<'c>(Key<'c>);
+
+impl<'c> ReadKey<'c> {
+    pub(super) fn open(site: &'c Site) -> Self {
+        Self(Key::open(site, false))
+    }
+}
+
+impl<'c> Deref for ReadKey<'c> {
+    type Target = Key<'c>;
+
+    fn deref(&self) -> &Key<'c> {
+        &self.0
+    }
+}
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +70,6 @@ enum Memory {
 pub struct Key<'c> {
     /// None: opened to read, and there is none.
     raw: Option<NonNull<raw::RedisModuleKey>>,
-    /// Opened to write?
-    writes: bool,
     site: &'c Site,
 }
 
@@ -61,7 +78,7 @@ impl<'c> Key<'c> {
         let mode = if write { READ | WRITE } else { READ };
         // SAFETY: context and name are valid.
         let raw = unsafe { hot!(RedisModule_OpenKey)(site.context, site.name, mode) };
-        Self { raw: NonNull::new(raw), writes: write, site }
+        Self { raw: NonNull::new(raw), site }
     }
 
     fn raw(&self) -> *mut raw::RedisModuleKey {
@@ -87,9 +104,6 @@ impl<'c> Key<'c> {
     /// [`Failure::NoLimiter`] if it holds another type, for only limiters write strings so.
     #[inline(always)]
     pub fn string(&mut self) -> Result<Option<Stored<'_, 'c>>, Failure> {
-        if !self.writes {
-            return Err(Failure::Internal);
-        }
         match self.memory(WRITE) {
             Memory::String(start, len) => Ok(Some(Stored { key: self, start, len })),
             Memory::Nothing => Ok(None),
@@ -244,7 +258,8 @@ impl<'k, 'c> Stored<'k, 'c> {
     /// Writes over some of the bytes; they must be there.
     #[inline]
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        // SAFETY: as above; the server was asked for it to be written to, so it is the key's alone.
+        // SAFETY: as above; the server was asked for it to be written to, so it is the key's alone. Nobody has `&mut` of a key
+        // that was opened to read.
         let all = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
         let part = all.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len())).ok_or(Failure::Internal)?;
         part.copy_from_slice(bytes);

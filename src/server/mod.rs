@@ -35,7 +35,7 @@ pub use context::{Context, arm, arm_anew, disarm, monotonic_ms};
 pub use events::{Hearing, listen, stop_listening};
 pub use failure::Failure;
 pub use gate::Gate;
-pub use key::{Content, Key, Order, Stored};
+pub use key::{Content, Key, Order, ReadKey, Stored};
 pub use load::Module;
 pub use register::{Entry, entry};
 pub use site::{Event, Site};

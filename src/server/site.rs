@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_int};
 
 use redis_module::raw;
 
-use super::{Context, Key, api, clock, hot, key};
+use super::{Context, Key, ReadKey, api, clock, hot, key};
 
 /// The kinds of keyspace events we send.
 #[derive(Clone, Copy, Debug)]
@@ -85,8 +85,8 @@ impl Site {
     }
 
     /// Opens the key to read.
-    pub fn open_to_read(&self) -> Key<'_> {
-        Key::open(self, false)
+    pub fn open_to_read(&self) -> ReadKey<'_> {
+        ReadKey::open(self)
     }
 
     /// Would the server refuse a command that may need memory?
