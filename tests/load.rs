@@ -72,6 +72,15 @@ fn used(server: &Server) -> i64 {
     server.info_int("memory", "used_memory")
 }
 
+/// The same when tables that grow and then stay have grown; `k` is held.
+fn used_after_a_start(server: &Server) -> i64 {
+    drop(crowd(server, "k", 50, "10m"));
+    // Not before the server has noticed that they are gone: one of them might be granted what it frees.
+    used(server);
+    server.call(&["FLUSHALL"]);
+    used(server)
+}
+
 /// Microseconds the server spent on a LOCK.RELEASE, on average, since it was last asked.
 fn release_us(server: &Server) -> f64 {
     let all = server.info("commandstats");
@@ -87,13 +96,8 @@ fn serves_a_crowd() {
     let _alone = ONE_CROWD.lock();
     let long = std::env::var_os("SLUICE_LONG").is_some();
     let server = start();
-    // Once for a start: tables that grow then stay.
     hold(&server, "k", "first", "10m");
-    drop(crowd(&server, "k", 50, "10m"));
-    // Not before the server has noticed that they are gone: one of them might be granted what it frees.
-    used(&server);
-    server.call(&["FLUSHALL"]);
-    let before = used(&server);
+    let before = used_after_a_start(&server);
 
     hold(&server, "k", "first", "10m");
     let from = Instant::now();
@@ -171,11 +175,7 @@ fn ten_thousand_who_wait_are_served_in_order_at_a_flat_cost() {
 fn the_memory_of_those_who_waited_comes_back() {
     let server = start();
     hold(&server, "k", "first", "10m");
-    drop(crowd(&server, "k", 50, "10m"));
-    // Not before the server has noticed that they are gone: one of them might be granted what it frees.
-    used(&server);
-    server.call(&["FLUSHALL"]);
-    let before = used(&server);
+    let before = used_after_a_start(&server);
     for round in 0..2 {
         hold(&server, "k", "first", "10m");
         let mut clients = crowd(&server, "k", 1000, "10m");
