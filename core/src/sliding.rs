@@ -65,9 +65,9 @@ const HEADER: usize = 8;
 /// The most hits a log holds.
 const MAX_ENTRIES: usize = 1 << 24;
 /// Slots a new log has to spare: many a key is hit a few times only.
-const FIRST_SPARE: usize = 5;
+const FIRST_SPARE: usize = 4;
 /// Slots a log that has grown has to spare, at least; it has a quarter of its hits otherwise.
-const MIN_SPARE: usize = 15;
+const MIN_SPARE: usize = 14;
 /// Bounds of the clock in ms, since a base is a signed 6-byte number: the years -2491 to 6429. Beyond, time stands still.
 const FIRST: i64 = -(1 << 47) + 2;
 const LAST: i64 = (1 << 47) - 1;

@@ -340,7 +340,7 @@ fn sums_of_one_byte_do_for_a_limit_of_255() {
 }
 
 #[test]
-fn a_log_grows_by_a_quarter_of_its_hits_and_fifteen_at_least() {
+fn a_log_grows_by_a_quarter_of_its_hits_and_fourteen_at_least() {
     let mut k = Sliding::default();
     let mut sizes = vec![];
     for i in 0..1000 {
@@ -349,7 +349,7 @@ fn a_log_grows_by_a_quarter_of_its_hits_and_fifteen_at_least() {
             sizes.push((k.size() - 8) / 5);
         }
     }
-    let expected = [7, 23, 39, 55, 71, 89, 112, 140, 175, 219, 274, 343, 429, 537, 672, 840, 1001];
+    let expected = [6, 21, 36, 51, 66, 83, 104, 130, 163, 204, 255, 319, 399, 499, 624, 780, 975, 1001];
     assert_eq!(sizes, expected);
 }
 
@@ -615,7 +615,7 @@ fn a_growing_log_costs_at_most_a_hundred_bytes_of_aof_a_hit() {
         let average = k.aof / limit as usize;
         println!("limit {limit}, window {window}: {average}, at worst {worst}, {} bytes", k.size());
         // Where slots are wide, the first value weighs more than that for a hit or two.
-        let worst_allowed = if window >= 30 * DAY { 106 } else { 100 };
+        let worst_allowed = if window > 30 * DAY { 105 } else { 100 };
         assert!(average <= 100 && worst <= worst_allowed, "limit {limit}: {average}, at worst {worst}");
         assert_eq!((k.size() - 8) % (limit as usize + 1), 0, "a slot for each hit and one more");
     }
