@@ -18,7 +18,7 @@ use sluice_core::lease;
 use sluice_core::lock::{self, Decision, Family, Found, Release, Want};
 use sluice_core::queue::{Ask, Lock};
 
-use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text, ms};
+use crate::server::{Content, Event, Failure, Key, Lent, Order, Site, Text, class, ms};
 
 /// The last fencing token given. Under the server's global lock a plain load and store is enough.
 static LAST_FENCE: AtomicU64 = AtomicU64::new(0);
@@ -363,9 +363,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     #[inline]
     fn renewed_at(&self) -> &'static AtomicI64 {
         let end = self.site.key().last_chunk().map_or(0, |end| u64::from_le_bytes(*end));
-        // Fibonacci hashing: the upper bits of the product depend on all of the number.
-        let class = end.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-        RENEWED_AT.get(class as usize).unwrap_or(&RENEWED_AT[0])
+        RENEWED_AT.get(class(end)).unwrap_or(&RENEWED_AT[0])
     }
 
     fn set_deadline(&mut self, deadline: i64) -> Result<(), Failure> {

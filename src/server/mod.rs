@@ -55,5 +55,12 @@ fn guarded(work: impl FnOnce()) {
     }
 }
 
+/// Which of 256 classes a number is in, for tables that forget: Fibonacci hashing, where the upper bits of the product depend on
+/// all of the number.
+#[inline]
+pub const fn class(number: u64) -> usize {
+    (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
+}
+
 const OK: i32 = raw::REDISMODULE_OK as i32;
 const ERR: i32 = raw::REDISMODULE_ERR as i32;

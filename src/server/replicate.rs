@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering::Relaxed};
 use redis_module::raw;
 
 use super::text::Word;
-use super::{Failure, Lent, OK, Site, Text, hot};
+use super::{Failure, Lent, OK, Site, Text, class, hot};
 
 static PXAT: Word = Word::new(b"PXAT");
 static KEEPTTL: Word = Word::new(b"KEEPTTL");
@@ -27,9 +27,7 @@ static DEADLINE: [Number; 64] = [const { Number::new() }; 64];
 /// A deadline as a string object.
 #[inline]
 fn deadline(ms: i64) -> *mut raw::RedisModuleString {
-    // Fibonacci hashing: the upper bits of the product depend on all of the number.
-    let class = ms.cast_unsigned().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
-    DEADLINE.get(class as usize).unwrap_or(&DEADLINE[0]).raw(ms)
+    DEADLINE.get(class(ms.cast_unsigned()) / 4).unwrap_or(&DEADLINE[0]).raw(ms)
 }
 
 /// Places within a string. Keys whose values are laid out alike are written to at the same places, over and over.
