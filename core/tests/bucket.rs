@@ -65,29 +65,49 @@ impl Bucket {
 
 proptest! {
     #[test]
-    fn a_deadline_that_moves_is_told_from_the_state_alone_and_moves_seldom(
+    fn a_deadline_that_is_said_to_stay_keeps_its_key_or_comes_too_early(
         (limit, refill, window) in (1u64..2000, 1u64..50, 1u64..5000),
         pauses in prop::collection::vec(0i64..20_000, 1..60),
     ) {
         let (r, mut k, mut now) = (bucket(limit, refill, window), Bucket::default(), 1 << 50);
-        let (mut known, mut moved, mut hits) = (0, 0, 0);
         for pause in pauses {
             now += pause;
             k.key.expire(now / 1000);
-            let (before, deadline) = (k.key.value.clone(), k.key.expires_at);
-            if let Effect::Store { expiry, moves, .. } = decide(before.as_deref(), now, &r).unwrap().effect
-                && before.is_some()
+            let deadline = k.key.expires_at;
+            if let Effect::Store { expiry, moves: false, .. } = decide(k.key.value.as_deref(), now, &r).unwrap().effect
+                && let Some(deadline) = deadline
             {
-                // Where the distance of the round numbers changes, it is not known.
-                prop_assert!(moves || expiry.keeps(deadline) || deadline.is_some_and(|at| at < expiry.earliest));
-                known += u32::from(moves == (deadline != Some(expiry.set_to)));
-                (moved, hits) = (moved + u32::from(moves), hits + 1);
+                // Too early where the distance of the round numbers has changed: then it is set.
+                prop_assert!(expiry.keeps(Some(deadline)) || deadline < expiry.earliest);
             }
             k.call(now, &r);
         }
-        prop_assert!(known * 2 >= hits, "{known} of {hits}");
-        prop_assert!(limit < 16 || hits < 30 || moved < hits || window * 1000 < 8 * 20_000 * refill, "{moved} of {hits}");
     }
+}
+
+#[test]
+fn a_deadline_that_moves_is_told_from_the_state_alone_and_moves_seldom() {
+    // The same calls in every run, as how often a guess holds is no rule for every history.
+    let (mut known, mut moved, mut hits) = (0, 0, 0);
+    for seed in 0..rounds(300) {
+        let mut dice = Dice(seed);
+        let r = bucket(dice.below(2000) + 16, dice.below(50) + 1, dice.below(5000) + 1);
+        let (mut k, mut now) = (Bucket::default(), 1 << 50);
+        for _ in 0..60 {
+            now += dice.below(20_000) as i64;
+            k.key.expire(now / 1000);
+            if let Effect::Store { expiry, moves, .. } = decide(k.key.value.as_deref(), now, &r).unwrap().effect
+                && let Some(deadline) = k.key.expires_at
+            {
+                hits += 1;
+                known += u64::from(moves == (deadline != expiry.set_to));
+                moved += u64::from(moves);
+            }
+            k.call(now, &r);
+        }
+    }
+    assert!(known * 10 > hits * 9, "{known} of {hits}");
+    assert!(moved * 4 < hits * 3, "{moved} of {hits}");
 }
 
 #[test]
