@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use sluice_core::limit::{self, Expiry, Verdict};
 use sluice_core::{args, bucket, fixed, sliding};
 
-use crate::server::{Call, Command, Event, Failure, Key, Stored, Text, ms};
+use crate::server::{Call, Command, Content, Event, Failure, Key, Stored, Text, ms};
 use crate::{spec, stats};
 
 /// Counts and replies.
@@ -32,7 +32,7 @@ impl Command for Fixed {
         let request = args::fixed(call)?;
         let mut key = call.open();
         let now = ms(call.now_us());
-        let mut stored = key.string()?;
+        let mut stored = state_of(&mut key)?;
         let found = stored.as_ref().map(|stored| fixed::Found { value: stored.bytes(), expires_at: stored.deadline() });
         let decision = fixed::decide(found, now, &request)?;
         match decision.effect {
@@ -88,7 +88,7 @@ impl Command for Sliding {
         let request = args::sliding(call)?;
         let mut key = call.open();
         let now = ms(call.now_us());
-        let mut stored = key.string()?;
+        let mut stored = state_of(&mut key)?;
         let decision = sliding::decide(stored.as_ref().map(Stored::bytes), now, &request)?;
         match &decision.effect {
             sliding::Effect::Nothing => {}
@@ -131,7 +131,7 @@ impl Command for Bucket {
         let request = || limit::Request { limit, refill, window, cost, peek };
         let mut key = call.open();
         let now_us = call.now_us();
-        match key.string()? {
+        match state_of(&mut key)? {
             Some(stored) => match bucket::decide_usual(stored.bytes(), now_us, &request()) {
                 Some(decision) => Self::update(call, stored, decision),
                 None => Self::update_otherwise(call, &mut key, now_us, request()),
@@ -164,7 +164,7 @@ impl Bucket {
 
     #[inline(never)]
     fn update_otherwise(call: &Call, key: &mut Key<'_>, now_us: i64, request: limit::Request) -> Result<(), Failure> {
-        let stored = key.string()?.ok_or(Failure::Internal)?;
+        let stored = state_of(key)?.ok_or(Failure::Internal)?;
         let decision = bucket::decide_otherwise(Some(stored.bytes()), now_us, &request)?;
         Self::update(call, stored, decision)
     }
@@ -180,6 +180,16 @@ impl Bucket {
         }
         answer(call, decision.verdict, &stats::RL_BUCKET_ALLOWED, &stats::RL_BUCKET_REFUSED);
         Ok(())
+    }
+}
+
+/// The state of a limiter, if there is one.
+#[inline(always)]
+fn state_of<'k, 'c>(key: &'k mut Key<'c>) -> Result<Option<Stored<'k, 'c>>, Failure> {
+    match key.content_to_write() {
+        Content::String(state) => Ok(Some(state)),
+        Content::Nothing => Ok(None),
+        Content::Hash | Content::SortedSet | Content::Other => Err(Failure::NoLimiter),
     }
 }
 

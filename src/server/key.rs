@@ -39,11 +39,11 @@ impl<'c> Deref for ReadKey<'c> {
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content<'k> {
+pub enum Content<S> {
     /// Nothing: there is no such key, or it has expired.
     Nothing,
     /// A string.
-    String(&'k [u8]),
+    String(S),
     /// A hash.
     Hash,
     /// A sorted set.
@@ -52,13 +52,17 @@ pub enum Content<'k> {
     Other,
 }
 
-/// The same, unsafe to touch.
-enum Memory {
-    Nothing,
-    String(*mut u8, usize),
-    Hash,
-    SortedSet,
-    Other,
+impl<S> Content<S> {
+    #[inline(always)]
+    fn map<T>(self, to: impl FnOnce(S) -> T) -> Content<T> {
+        match self {
+            Self::String(string) => Content::String(to(string)),
+            Self::Nothing => Content::Nothing,
+            Self::Hash => Content::Hash,
+            Self::SortedSet => Content::SortedSet,
+            Self::Other => Content::Other,
+        }
+    }
 }
 
 /// An opened key; dropped, it is closed. It lives no longer than the call that opened it.
@@ -87,51 +91,38 @@ impl<'c> Key<'c> {
 
     /// What it holds. A short string that another client wrote is unpacked in memory by this, once.
     #[inline(always)]
-    pub fn content(&self) -> Content<'_> {
-        match self.memory(READ) {
-            // SAFETY: `memory` has pointer and length of one allocation; see [`Key`] for how long it stays.
-            Memory::String(start, len) => Content::String(unsafe { slice::from_raw_parts(start, len) }),
-            Memory::Nothing => Content::Nothing,
-            Memory::Hash => Content::Hash,
-            Memory::SortedSet => Content::SortedSet,
-            Memory::Other => Content::Other,
-        }
+    pub fn content(&self) -> Content<&[u8]> {
+        // SAFETY: `memory` has pointer and length of one allocation; see [`Key`] for how long it stays.
+        self.memory(READ).map(|(start, len)| unsafe { slice::from_raw_parts(start, len) })
     }
 
-    /// The string it holds, to be written over in place; `None` if it holds nothing.
-    ///
-    /// # Errors
-    /// [`Failure::NoLimiter`] if it holds another type, for only limiters write strings so.
+    /// The same, a string to be written over in place.
     #[inline(always)]
-    pub fn string(&mut self) -> Result<Option<Stored<'_, 'c>>, Failure> {
-        match self.memory(WRITE) {
-            Memory::String(start, len) => Ok(Some(Stored { key: self, start, len })),
-            Memory::Nothing => Ok(None),
-            Memory::Hash | Memory::SortedSet | Memory::Other => Err(Failure::NoLimiter),
-        }
+    pub fn content_to_write(&mut self) -> Content<Stored<'_, 'c>> {
+        self.memory(WRITE).map(|(start, len)| Stored { key: self, start, len })
     }
 
-    /// Where in memory it holds what it holds, to read or to write.
+    /// What it holds, and where in memory, to read or to write.
     #[inline(always)]
-    fn memory(&self, mode: i32) -> Memory {
-        let Some(raw) = self.raw else { return Memory::Nothing };
+    fn memory(&self, mode: i32) -> Content<(*mut u8, usize)> {
+        let Some(raw) = self.raw else { return Content::Nothing };
         let mut len = 0;
         // SAFETY: the key is open.
         let start = unsafe { hot!(RedisModule_StringDMA)(raw.as_ptr(), &raw mut len, mode) };
         if len > 0 && !start.is_null() {
-            return Memory::String(start.cast::<u8>(), len);
+            return Content::String((start.cast::<u8>(), len));
         }
         // No string, or none of any length: which of them, it takes a second question to know.
         // SAFETY: the key is open.
         let kind = unsafe { hot!(RedisModule_KeyType)(raw.as_ptr()) };
         if kind == EMPTY {
-            return Memory::Nothing;
+            return Content::Nothing;
         }
         match kind {
-            STRING => Memory::String(NonNull::dangling().as_ptr(), 0),
-            HASH => Memory::Hash,
-            SORTED_SET => Memory::SortedSet,
-            _ => Memory::Other,
+            STRING => Content::String((NonNull::dangling().as_ptr(), 0)),
+            HASH => Content::Hash,
+            SORTED_SET => Content::SortedSet,
+            _ => Content::Other,
         }
     }
 
@@ -200,7 +191,8 @@ impl<'c> Key<'c> {
     /// Writes all bytes of a string that has just got so many.
     #[inline(always)]
     fn fill(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.string()?.ok_or(Failure::Internal)?.write(0, bytes)
+        let Content::String(mut string) = self.content_to_write() else { return Err(Failure::Internal) };
+        string.write(0, bytes)
     }
 
     /// Puts another string of any length in the place of the one that is there; the deadline stays.
