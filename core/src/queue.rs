@@ -99,19 +99,20 @@ pub struct Queues<C> {
     last: u64,
     waiting: usize,
     permits: usize,
-    /// How many waited keys share a byte of hash: tells most other keys from them without a look-up.
-    filter: [u32; 256],
+    /// How many waited keys share a byte of hash.
+    hashes: [u32; 256],
     /// How many waited keys share a length, the longest taken as one.
     lengths: [u32; LENGTHS],
-    /// The same as bits: of the lengths, and of the bytes of hash.
+    /// The same as bits, for a [`Sieve`]: of the lengths, and of the bytes of hash.
     bits: (u64, [u64; 4]),
 }
 
 /// Lengths that are told apart; longer keys count as the last of them.
 const LENGTHS: usize = 64;
 
-/// What [`Queues`] know of their keys, laid out to be asked about each word of each command of a server: first its length and
-/// only then its bytes, and without a way to the queues themselves. "No" is certain, "yes" is not.
+/// What [`Queues`] know of their keys, laid out to be asked about each key that changes, or each word of each command, of a
+/// server: a word's length first and only then its bytes, and without a way to the queues themselves. "No" is certain, "yes"
+/// is not.
 #[derive(Debug, Default)]
 pub struct Sieve {
     lengths: AtomicU64,
@@ -212,22 +213,15 @@ impl<C> Queues<C> {
             last: 0,
             waiting: 0,
             permits: 0,
-            filter: [0; 256],
+            hashes: [0; 256],
             lengths: [0; LENGTHS],
             bits: (0, [0; 4]),
         }
     }
 
-    /// May anybody wait for this key, in any database? "No" is certain, "yes" is not.
-    #[inline]
-    #[must_use]
-    pub fn may_wait(&self, key: &[u8]) -> bool {
-        self.filter.get(usize::from(hash(key))).is_some_and(|&waited| waited > 0)
-    }
-
     fn count(&mut self, key: &[u8], change: i32) {
         let (hash, len) = (usize::from(hash(key)), key.len().min(LENGTHS - 1));
-        let by_hash = self.bits.1.get_mut(hash / 64).zip(self.filter.get_mut(hash));
+        let by_hash = self.bits.1.get_mut(hash / 64).zip(self.hashes.get_mut(hash));
         let by_length = self.lengths.get_mut(len).map(|waited| (&mut self.bits.0, waited));
         for ((bits, waited), at) in by_hash.into_iter().zip([hash]).chain(by_length.into_iter().zip([len])) {
             *waited = waited.saturating_add_signed(change);
@@ -549,7 +543,7 @@ mod tests {
         }
         assert_eq!(queues.queues.capacity(), 0);
         assert!(queues.by_key.is_empty() && queues.timeouts.is_empty() && queues.looks.is_empty());
-        assert_eq!(queues.filter, [0; 256]);
+        assert_eq!(queues.hashes, [0; 256]);
         assert_eq!((queues.lengths, queues.bits), ([0; LENGTHS], (0, [0; 4])));
     }
 }

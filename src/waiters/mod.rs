@@ -292,14 +292,14 @@ pub fn gone(context: &Context<'_>, client: Blocked) {
 /// waited one by a look at a small table; and not for what we do ourselves, for then the state is locked.
 #[inline]
 pub fn touched<'c>(key: &[u8], now: bool, place: impl FnOnce() -> (Context<'c>, i32)) {
+    if !SIEVE.may_have(key) {
+        return;
+    }
     let mut state = match STATE.try_lock() {
         Ok(state) => state,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return,
     };
-    if !state.queues.may_wait(key) {
-        return;
-    }
     let (context, db) = place();
     if let Some(id) = state.queues.find(db, key) {
         state.touched.insert(id);
