@@ -109,6 +109,8 @@ pub fn decide(stored: Option<&[u8]>, now_ms: i64, request: &Request) -> Result<D
     if counted.used > room {
         return match log.first_fit(now, window, room, &counted) {
             Some(at) => as_it_stands(false, at.wrapping_sub(now)),
+            // What counts now is shown as long as no call has given the log up.
+            None if request.peek => as_it_stands(true, 0),
             None => Ok(as_new(now, window, request)),
         };
     }

@@ -110,7 +110,13 @@ fn naive(hits: &[(i64, u64)], now: i64, r: &Request) -> (Verdict, bool) {
         match hits.iter().map(|h| h.0 + window).filter(|t| *t > now && *t <= now + window && fits(*t)).min() {
             // Hits more than a window ahead would shut the caller out again and again.
             Some(at) if hits.iter().all(|h| h.0 <= now + window) => retry_after = at - now,
-            _ => (used, allowed, newest, given_up) = (0, true, None, true),
+            _ => {
+                (allowed, given_up) = (true, true);
+                // A call that charges nothing shows what counts all the same.
+                if !r.peek {
+                    (used, newest) = (0, None);
+                }
+            }
         }
     }
     if allowed && r.cost > 0 && !r.peek {
@@ -272,7 +278,12 @@ fn hits_from_the_future_put_retry_after_off_until_it_holds() {
     assert!(refused(k.call(1095, &cost(r, 20)), 25), "not at 1110, when two have left: the fourth came");
     assert!(refused(k.call(1102, &cost(r, 30)), 99));
     let v = k.call(1095, &peek(cost(r, 30)));
-    assert_eq!((v.allowed, v.remaining), (true, 30), "it would take more than a window: given up");
+    assert_eq!(
+        (v.allowed, v.remaining, v.reset_after),
+        (true, 0, 25),
+        "it would take more than a window, so the log will be given up"
+    );
+    assert!(allowed(k.call(1095, &cost(r, 30)), 0));
 }
 
 #[test]

@@ -221,7 +221,9 @@ fn peeks(verdict: &Verdict, peeked: &Verdict, request: &Request) {
     if !verdict.allowed || request.cost == 0 {
         assert_eq!(peeked, verdict);
     } else if !request.peek {
-        assert_eq!(peeked.remaining.checked_sub(request.cost), Some(verdict.remaining));
+        // Less than the call takes is left where a log shuts callers out for too long, which the call then gives up.
+        let had = if peeked.remaining < request.cost { request.limit } else { peeked.remaining };
+        assert_eq!(had - request.cost, verdict.remaining);
     }
 }
 
