@@ -124,6 +124,7 @@ impl<'k, 'c> Hold<'k, 'c> {
             return Err(Failure::NoLock);
         }
         if last < now {
+            all_ours(self.key, family)?;
             self.stale.set(true);
             return Ok(Found::Free);
         }
@@ -466,6 +467,7 @@ pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown,
         Content::SortedSet => {
             let (family, _, last) = ends(key)?;
             if last < now {
+                all_ours(key, family)?;
                 return Ok((Shown::Free, 0, Vec::new()));
             }
             let mut holders = Vec::new();
@@ -524,6 +526,18 @@ fn ends(key: &Key<'_>) -> Result<(Family, i64, i64), Failure> {
     let (family, first) = end(Order::Up, f64::NEG_INFINITY)?;
     let (last_family, last) = end(Order::Down, f64::INFINITY)?;
     if family == last_family { Ok((family, first, last)) } else { Err(Failure::NoLock) }
+}
+
+/// A set that is over goes as a whole, and what another client keeps in the middle of it must not go with it. The key expires
+/// with its last holder, so this is asked only where somebody has made it stay.
+#[cold]
+fn all_ours(key: &Key<'_>, family: Family) -> Result<(), Failure> {
+    let mut ours = true;
+    key.members(Order::Up, f64::NEG_INFINITY, |_, score| {
+        ours = lock::score(score).is_some_and(|(found, _)| found == family);
+        ours
+    });
+    if ours { Ok(()) } else { Err(Failure::NoLock) }
 }
 
 /// How many members have a deadline that is not past, one by one: where a server's people have renamed the command that counts.

@@ -454,3 +454,31 @@ fn a_renewal_gives_a_persisted_shared_lock_its_end_back_also_where_the_deadline_
     }
     no_internal_error(&server);
 }
+
+#[test]
+fn a_set_that_is_over_does_not_take_with_it_what_another_client_keeps_in_it() {
+    let (server, mut client) = start();
+    for (fraction, family) in [(".25", "LOCK"), (".5", "SEM")] {
+        let (limit, shared) = if family == "SEM" { (" 5", "") } else { ("", " SHARED") };
+        let acquire = format!("{family}.ACQUIRE k t 1h{limit}{shared}");
+        let calls =
+            [acquire, format!("{family}.INFO k"), format!("{family}.RENEW k a 1h"), format!("{family}.RELEASE k a")];
+        for foreign in ["7", "7.125", "-3.25"] {
+            let set = words(&format!("ZADD k 1{fraction} a {foreign} b 9{fraction} c"));
+            // A lowest score that is another's is seen at once.
+            client.pipeline(&[words("DEL k"), set]);
+            let before = client.call(&["DUMP", "k"]);
+            for call in &calls {
+                is_error(&mut client, call, "WRONGTYPE");
+                assert_eq!(client.call(&["DUMP", "k"]), before, "{call} beside a score of {foreign}");
+            }
+        }
+        // One of ours alone is over.
+        client.pipeline(&[words("DEL k"), words(&format!("ZADD k 1{fraction} a 7{fraction} b 9{fraction} c"))]);
+        assert_eq!(client.call(&words(&calls[1])).map()["mode"].text(), "free");
+        granted(&mut client, &calls[0]);
+        assert_eq!(holders(&server, "k"), ["t"]);
+        client.call(&["DEL", "k"]);
+    }
+    no_internal_error(&server);
+}
