@@ -266,9 +266,8 @@ impl<'k, 'c> Hold<'k, 'c> {
             }
             (Decision::Join, _) => self.set_share(token, family(want), wanted)?,
             (Decision::Prolong, _) => {
-                if self.share(token).is_none_or(|deadline| deadline < wanted) {
-                    self.set_share(token, family(want), wanted)?;
-                }
+                let deadline = self.share(token).map_or(wanted, |deadline| deadline.max(wanted));
+                self.set_share(token, family(want), deadline)?;
             }
             (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
         }
@@ -407,7 +406,7 @@ impl<'k, 'c> Hold<'k, 'c> {
     /// Sets the deadline of one who shares, or adds it, and keeps the key in step.
     fn set_share(&mut self, token: Lent<'_>, family: Family, deadline: i64) -> Result<(), Failure> {
         if self.share(token) == Some(deadline) {
-            // The key may have lost its own by PERSIST.
+            // Another client may have taken the key's own away, or set another.
             if self.follow_last()? {
                 self.site.changed(&[Event::Expire]);
             }
@@ -453,34 +452,58 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 }
 
-/// What a lock shows of itself: how many hold it, and the first `most` of them. Nothing is written.
-pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<(Shown, u64, Vec<Holder>), Failure> {
+/// What a lock shows of itself.
+#[derive(Debug)]
+pub struct Shown {
+    /// What kind of lock.
+    pub kind: Kind,
+    /// How many hold it.
+    pub held: u64,
+    /// The first of them.
+    pub holders: Vec<Holder>,
+    /// When it ends, in ms; `None`: it does not.
+    pub deadline: Option<i64>,
+}
+
+impl Shown {
+    const FREE: Self = Self { kind: Kind::Free, held: 0, holders: Vec::new(), deadline: None };
+
+    fn one(kind: Kind, token: Vec<u8>, holds: u64, deadline: Option<i64>) -> Self {
+        Self { kind, held: 1, holders: vec![Holder { token, holds, deadline }], deadline }
+    }
+}
+
+/// Shows a lock, and the first `most` of its holders. Nothing is written.
+///
+/// # Errors
+/// [`Failure::NoLock`] if the key holds what no lock is.
+pub fn show(site: &Site, key: &Key<'_>, now: i64, most: usize) -> Result<Shown, Failure> {
     match key.content() {
-        Content::Nothing => Ok((Shown::Free, 0, Vec::new())),
-        Content::String(token) => {
-            Ok((Shown::Exclusive, 1, vec![Holder { token: shown(token).to_vec(), holds: 1, deadline: key.deadline() }]))
-        }
+        Content::Nothing => Ok(Shown::FREE),
+        Content::String(token) => Ok(Shown::one(Kind::Exclusive, shown(token).to_vec(), 1, key.deadline())),
         Content::Hash => {
             let (token, holds) = reentrant(key)?;
-            Ok((Shown::Reentrant, 1, vec![Holder { token, holds, deadline: key.deadline() }]))
+            Ok(Shown::one(Kind::Reentrant, token, holds, key.deadline()))
         }
         Content::SortedSet => {
             let (family, _, last) = ends(key)?;
             if last < now {
                 all_ours(key, family)?;
-                return Ok((Shown::Free, 0, Vec::new()));
+                return Ok(Shown::FREE);
             }
+            // Another client may have given the key an earlier end.
+            let until = key.deadline().unwrap_or(i64::MAX);
             let mut holders = Vec::new();
             key.members(Order::Up, family.score(now), |member, score| {
-                let deadline = lock::score(score).map(|(_, deadline)| deadline);
+                let deadline = lock::score(score).map(|(_, deadline)| deadline.min(until));
                 holders.push(Holder { token: member.bytes().to_vec(), holds: 1, deadline });
                 holders.len() < most
             });
             // Within a client's command the clock stands still, so the key stays while it is counted.
             let from = CString::new(score_text(family, now)).map_err(|_| Failure::Internal)?;
             let held = site.count_from(&from).unwrap_or_else(|| walked_from(key, family, now));
-            let shown = if family == Family::Shared { Shown::Shared } else { Shown::Semaphore };
-            Ok((shown, held, holders))
+            let kind = if family == Family::Shared { Kind::Shared } else { Kind::Semaphore };
+            Ok(Shown { kind, held, holders, deadline: Some(last.min(until)) })
         }
         Content::Other => Err(Failure::NoLock),
     }
@@ -493,7 +516,7 @@ fn shown(token: &[u8]) -> &[u8] {
 
 /// What kind of lock a key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum Kind {
     /// None, or one that is over.
     Free,
     /// A string.

@@ -482,3 +482,94 @@ fn a_set_that_is_over_does_not_take_with_it_what_another_client_keeps_in_it() {
     }
     no_internal_error(&server);
 }
+
+/// LOCK.* for shared locks, and SEM.*: how a holder asks, for how long.
+const FAMILIES: [(&str, fn(&str, &str) -> String); 2] = [
+    ("LOCK", |token, ttl| format!("LOCK.ACQUIRE k {token} {ttl} SHARED")),
+    ("SEM", |token, ttl| format!("SEM.ACQUIRE k {token} {ttl} 3")),
+];
+
+#[test]
+fn a_holder_that_asks_again_has_what_it_was_promised_whatever_became_of_the_keys_expiry() {
+    let (server, mut client) = start();
+    for (family, acquire) in FAMILIES {
+        for change in ["PEXPIRE k 60000", "PERSIST k", "PEXPIRE k 86400000"] {
+            granted(&mut client, &acquire("a", "1h"));
+            let end = ends_at(&server, "k", "a");
+            client.call(&words(change));
+            granted(&mut client, &acquire("a", "10m"));
+            assert_eq!(ends_at(&server, "k", "a"), end, "the later of the two: {family} {change}");
+            assert_eq!(expires_at(&server, "k"), end, "{family} {change}");
+            let offset = server.info_int("persistence", "rdb_changes_since_last_save");
+            granted(&mut client, &acquire("a", "10m"));
+            assert_eq!(server.info_int("persistence", "rdb_changes_since_last_save"), offset, "nothing had to change");
+            client.call(&["DEL", "k"]);
+        }
+        // Another client has put a holder's own deadline off.
+        granted(&mut client, &acquire("a", "1m"));
+        let fraction = if family == "SEM" { "5" } else { "25" };
+        let end = expires_at(&server, "k") + 60_000;
+        client.call(&args!["ZADD", "k", format!("{end}.{fraction}"), "a"]);
+        granted(&mut client, &acquire("a", "90s"));
+        assert_eq!((ends_at(&server, "k", "a"), expires_at(&server, "k")), (end, end), "{family}");
+        client.call(&["DEL", "k"]);
+    }
+    no_internal_error(&server);
+}
+
+#[test]
+fn info_shows_the_end_of_the_lock_and_not_only_that_of_its_key() {
+    let (server, mut client) = start();
+    for (family, acquire) in FAMILIES {
+        granted(&mut client, &acquire("a", "1h"));
+        granted(&mut client, &acquire("b", "2h"));
+        let mut left = |change: &str| {
+            client.call(&words(change));
+            let info = client.call(&words(&format!("{family}.INFO k"))).map();
+            let holders = info["holders"].array().iter().map(|holder| holder.map()["ttl"].int()).collect::<Vec<_>>();
+            (info["ttl"].int(), holders)
+        };
+        let near = |ms: i64, minutes: i64| (minutes * 60_000 - 30_000..=minutes * 60_000).contains(&ms);
+        for (change, all, first, last) in [
+            ("PING", 120, 60, 120),
+            ("PERSIST k", 120, 60, 120),
+            ("PEXPIRE k 86400000", 120, 60, 120),
+            ("PEXPIRE k 5400000", 90, 60, 90),
+            ("PEXPIRE k 600000", 10, 10, 10),
+        ] {
+            let (ttl, holders) = left(change);
+            let ok = near(ttl, all) && near(holders[0], first) && near(holders[1], last);
+            assert!(ok, "{family} after {change}: {ttl}, {holders:?}");
+        }
+        let (ttl, holders) = left("ZREM k b");
+        assert!(near(ttl, 10) && holders.len() == 1, "{ttl} {holders:?}");
+        client.call(&["DEL", "k"]);
+    }
+    no_internal_error(&server);
+}
+
+#[test]
+fn who_waits_behind_what_is_no_lock_of_its_kind_can_leave_and_nobody_else_can_have_it_leave() {
+    let (server, mut client) = start();
+    for (family, acquire) in FAMILIES {
+        let other = if family == "SEM" { "LOCK" } else { "SEM" };
+        granted(&mut client, "LOCK.ACQUIRE k t 1m");
+        if family == "SEM" {
+            client.call(&["DEL", "k"]);
+            (0..3).for_each(|n| _ = granted(&mut client, &acquire(&format!("t{n}"), "1m")));
+        }
+        let mut gives_up = line_up(&server, &format!("{} BLOCK 0", acquire("w", "1m")));
+        let mut stays = line_up(&server, &format!("{} BLOCK 0", acquire("x", "1m")));
+        client.pipeline(&[args!["MULTI"], words("DEL k"), words("RPUSH k a"), args!["EXEC"]]);
+        is_error(&mut client, &format!("{family}.RELEASE k t"), "WRONGTYPE");
+        is_error(&mut client, &format!("{other}.RELEASE k w"), "WRONGTYPE");
+        assert_eq!(int(&mut client, &format!("{family}.RELEASE k w")), 0);
+        assert_eq!(gives_up.reply().int(), 0);
+        is_error(&mut client, &format!("{family}.RELEASE k w"), "WRONGTYPE");
+        assert_eq!(client.call(&words("LRANGE k 0 -1")).array().len(), 1);
+        client.call(&["DEL", "k"]);
+        assert!(stays.fence() > 0);
+        client.call(&["DEL", "k"]);
+    }
+    no_internal_error(&server);
+}

@@ -13,3 +13,4 @@ pub mod limit;
 pub mod lock;
 pub mod queue;
 pub mod sliding;
+pub mod unload;

@@ -314,6 +314,13 @@ impl<C> Queues<C> {
         self.queues.get(id.0).is_some_and(|queue| queue.places.contains_key(token))
     }
 
+    /// What the waiter of this token asks for.
+    #[must_use]
+    pub fn ask(&self, id: QueueId, token: &[u8]) -> Option<&Ask> {
+        let queue = self.queues.get(id.0)?;
+        Some(&queue.waiting.get(queue.places.get(token)?)?.ask)
+    }
+
     /// Would [`Queues::join`] find room?
     #[must_use]
     pub fn has_room(&self, db: i32, key: &[u8], most: usize, token: &[u8]) -> bool {

@@ -566,6 +566,8 @@ impl World {
                 }
                 if let Some(id) = id {
                     assert_eq!(queues.has(id, token), has);
+                    let asks = line.position(token).map(|at| &line.waiting[at].1.ask);
+                    assert_eq!(queues.ask(id, token), asks);
                 }
             }
             let Some(id) = id else { continue };

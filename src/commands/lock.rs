@@ -8,7 +8,7 @@ use sluice_core::lease;
 use sluice_core::lock::{self, Decision, Found, Want};
 use sluice_core::queue::Ask;
 
-use crate::hold::{self, Hold, Shown};
+use crate::hold::{self, Hold, Kind};
 use crate::server::{Call, Command, Failure, Lent, ms};
 use crate::{spec, stats, waiters};
 
@@ -144,11 +144,18 @@ pub fn release(call: &Call, side: Side) -> Result<(), Failure> {
     args::token(token.bytes())?;
     let mut key = call.open();
     let mut hold = Hold::new(call, &mut key);
-    let found = side.check(side_of(hold.find(token), side)?)?;
+    let found = match side_of(hold.find(token), side).and_then(|found| side.check(found)) {
+        // Who only waits may leave whatever has come to be in the key.
+        Err(Failure::NoLock | Failure::NoSemaphore) if waiters::any() && withdraw(call, token, side) => {
+            call.reply_integer(0);
+            return Ok(());
+        }
+        found => found?,
+    };
     let released = if lock::release(found) == lock::Release::NotMine {
         if waiters::any() {
             // Who only waits gives up its place; and whoever is next may not have been told yet that a lease has ended.
-            waiters::withdraw(call, token.bytes());
+            withdraw(call, token, side);
             waiters::serve(call, &mut hold)?;
         }
         false
@@ -157,6 +164,10 @@ pub fn release(call: &Call, side: Side) -> Result<(), Failure> {
     };
     call.reply_integer(i64::from(released));
     Ok(())
+}
+
+fn withdraw(call: &Call, token: Lent<'_>, side: Side) -> bool {
+    waiters::withdraw(call, token.bytes(), side == Side::Semaphore)
 }
 
 /// LOCK.RENEW and SEM.RENEW.
@@ -198,27 +209,27 @@ pub fn info(call: &Call, side: Side) -> Result<(), Failure> {
         (0, Vec::new())
     };
     let key = call.open_to_read();
-    let (shown, held, holders) = side_of(hold::show(call, &key, now, LISTED), side)?;
-    let mode: &[u8] = match (shown, side) {
-        (Shown::Free, _) => b"free",
-        (Shown::Exclusive, Side::Lock) => b"exclusive",
-        (Shown::Reentrant, Side::Lock) => b"reentrant",
-        (Shown::Shared, Side::Lock) => b"shared",
-        (Shown::Semaphore, Side::Semaphore) => b"semaphore",
+    let shown = side_of(hold::show(call, &key, now, LISTED), side)?;
+    let mode: &[u8] = match (shown.kind, side) {
+        (Kind::Free, _) => b"free",
+        (Kind::Exclusive, Side::Lock) => b"exclusive",
+        (Kind::Reentrant, Side::Lock) => b"reentrant",
+        (Kind::Shared, Side::Lock) => b"shared",
+        (Kind::Semaphore, Side::Semaphore) => b"semaphore",
         _ => return Err(side.wrong()),
     };
     call.reply_map(6);
     call.reply_bytes(b"mode");
     call.reply_bytes(mode);
     call.reply_bytes(b"ttl");
-    call.reply_integer(if shown == Shown::Free { 0 } else { lease::left(key.deadline(), now) });
+    call.reply_integer(if shown.kind == Kind::Free { 0 } else { lease::left(shown.deadline, now) });
     call.reply_bytes(b"held");
-    call.reply_integer(held.cast_signed());
+    call.reply_integer(shown.held.cast_signed());
     call.reply_bytes(b"waiters");
     call.reply_integer(i64::try_from(waiting).unwrap_or(i64::MAX));
     call.reply_bytes(b"holders");
-    call.reply_array(holders.len());
-    for holder in holders {
+    call.reply_array(shown.holders.len());
+    for holder in shown.holders {
         call.reply_map(3);
         call.reply_bytes(b"token");
         call.reply_bytes(&holder.token);

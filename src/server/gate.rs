@@ -6,6 +6,7 @@ use std::ffi::CString;
 use redis_module::raw;
 use sluice_core::cluster::{self, Endpoint};
 
+use super::reply::Reply;
 use super::{Context, Failure, Site, api, hot};
 
 /// What would become of a plain write to a key now.
@@ -32,29 +33,29 @@ impl Site {
             return Gate::Shut;
         }
         // SAFETY: the format names the arguments that follow: a string of the server's and two C strings.
-        let by_setrange = Reply(unsafe {
-            api!(RedisModule_Call)(
+        let by_setrange = unsafe {
+            Reply::new(api!(RedisModule_Call)(
                 self.context,
                 c"SETRANGE".as_ptr(),
                 c"SEscc".as_ptr(),
                 self.name,
                 c"0".as_ptr(),
                 c"".as_ptr(),
-            )
-        });
+            ))
+        };
         // A server's people may have renamed the command; to remove an empty range asks the same.
         by_setrange.gate().unwrap_or_else(|| {
             // SAFETY: as above.
-            let by_range = Reply(unsafe {
-                api!(RedisModule_Call)(
+            let by_range = unsafe {
+                Reply::new(api!(RedisModule_Call)(
                     self.context,
                     c"ZREMRANGEBYRANK".as_ptr(),
                     c"SEscc".as_ptr(),
                     self.name,
                     c"1".as_ptr(),
                     c"0".as_ptr(),
-                )
-            });
+                ))
+            };
             by_range.gate().unwrap_or(Gate::Open)
         })
     }
@@ -66,9 +67,9 @@ impl Site {
         let (slot, nodes, endpoint) = unsafe {
             let call = api!(RedisModule_Call);
             (
-                Reply(call(self.context, c"CLUSTER".as_ptr(), c"cs".as_ptr(), c"KEYSLOT".as_ptr(), self.name)),
-                Reply(call(self.context, c"CLUSTER".as_ptr(), c"c".as_ptr(), c"NODES".as_ptr())),
-                Reply(call(self.context, c"CONFIG".as_ptr(), c"cc".as_ptr(), c"GET".as_ptr(), setting.as_ptr())),
+                Reply::new(call(self.context, c"CLUSTER".as_ptr(), c"cs".as_ptr(), c"KEYSLOT".as_ptr(), self.name)),
+                Reply::new(call(self.context, c"CLUSTER".as_ptr(), c"c".as_ptr(), c"NODES".as_ptr())),
+                Reply::new(call(self.context, c"CONFIG".as_ptr(), c"cc".as_ptr(), c"GET".as_ptr(), setting.as_ptr())),
             )
         };
         let by = core::str::from_utf8(endpoint.element(1)).map(Endpoint::of).unwrap_or_default();
@@ -86,16 +87,16 @@ impl Site {
     #[cold]
     pub(super) fn refused_for_memory(&self) -> bool {
         // SAFETY: as in `gate`.
-        let reply = Reply(unsafe {
-            api!(RedisModule_Call)(
+        let reply = unsafe {
+            Reply::new(api!(RedisModule_Call)(
                 self.context,
                 c"SETRANGE".as_ptr(),
                 c"EMscc".as_ptr(),
                 self.name,
                 c"0".as_ptr(),
                 c"".as_ptr(),
-            )
-        });
+            ))
+        };
         match reply.kind() {
             // Above the limit as it is, a server that does not know the command is taken at its worst.
             None => true,
@@ -108,16 +109,16 @@ impl Site {
     /// Outside a client's command no handle on the key may be open.
     pub fn count_from(&self, from: &CStr) -> Option<u64> {
         // SAFETY: as in `gate`.
-        let reply = Reply(unsafe {
-            api!(RedisModule_Call)(
+        let reply = unsafe {
+            Reply::new(api!(RedisModule_Call)(
                 self.context,
                 c"ZCOUNT".as_ptr(),
                 c"scc".as_ptr(),
                 self.name,
                 from.as_ptr(),
                 c"+inf".as_ptr(),
-            )
-        });
+            ))
+        };
         reply.integer().and_then(|count| u64::try_from(count).ok())
     }
 
@@ -125,7 +126,8 @@ impl Site {
     #[cold]
     pub(super) fn delete_by_name(&self) -> Result<(), Failure> {
         // SAFETY: as in `gate`.
-        let reply = Reply(unsafe { api!(RedisModule_Call)(self.context, c"DEL".as_ptr(), c"!s".as_ptr(), self.name) });
+        let reply =
+            unsafe { Reply::new(api!(RedisModule_Call)(self.context, c"DEL".as_ptr(), c"!s".as_ptr(), self.name)) };
         reply.kind().map_or(Err(Failure::Internal), |_| Ok(()))
     }
 }
@@ -136,8 +138,8 @@ impl Context<'_> {
         let mut digits = itoa::Buffer::new();
         let id = digits.format(id);
         // SAFETY: the format names the arguments that follow: two C strings, bytes.
-        let reply = Reply(unsafe {
-            api!(RedisModule_Call)(
+        let reply = unsafe {
+            Reply::new(api!(RedisModule_Call)(
                 self.raw(),
                 c"CLIENT".as_ptr(),
                 c"ccb".as_ptr(),
@@ -145,15 +147,12 @@ impl Context<'_> {
                 c"ID".as_ptr(),
                 id.as_ptr(),
                 id.len(),
-            )
-        });
+            ))
+        };
         let says = |field: &[u8]| reply.text().windows(field.len()).any(|part| part == field);
         says(b" obl=0 ") && says(b" oll=0 ")
     }
 }
-
-/// What the server answers to a command of ours; dropped, it is freed.
-struct Reply(*mut raw::RedisModuleCallReply);
 
 impl Reply {
     /// What an attempt to write says of the gate; nothing if the server does not know the command.
@@ -162,55 +161,6 @@ impl Reply {
             None => None,
             Some(raw::REDISMODULE_REPLY_ERROR) => refusal(self.text()),
             Some(_) => Some(Gate::Open),
-        }
-    }
-
-    /// None: there was no such command, or it was not run.
-    fn kind(&self) -> Option<isize> {
-        // SAFETY: not null, and not yet freed.
-        (!self.0.is_null()).then(|| unsafe { api!(RedisModule_CallReplyType)(self.0) } as isize)
-    }
-
-    /// The text of a string or an error.
-    fn text(&self) -> &[u8] {
-        self.text_of(self.0)
-    }
-
-    /// The text of an element of an array.
-    fn element(&self, at: usize) -> &[u8] {
-        if self.kind() != Some(raw::REDISMODULE_REPLY_ARRAY) {
-            return &[];
-        }
-        // SAFETY: an array that is not yet freed; beyond its end there is null.
-        self.text_of(unsafe { api!(RedisModule_CallReplyArrayElement)(self.0, at) })
-    }
-
-    /// The text of this reply or of a part of it, which goes with it.
-    fn text_of(&self, part: *mut raw::RedisModuleCallReply) -> &[u8] {
-        if part.is_null() {
-            return &[];
-        }
-        let mut len = 0;
-        // SAFETY: as above.
-        let text = unsafe { api!(RedisModule_CallReplyStringPtr)(part, &raw mut len) };
-        if text.is_null() {
-            return &[];
-        }
-        // SAFETY: the server gave pointer and length of one allocation, which lives as long as the reply.
-        unsafe { core::slice::from_raw_parts(text.cast::<u8>(), len) }
-    }
-
-    fn integer(&self) -> Option<i64> {
-        // SAFETY: as above.
-        (self.kind()? == raw::REDISMODULE_REPLY_INTEGER).then(|| unsafe { api!(RedisModule_CallReplyInteger)(self.0) })
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: freed once.
-            unsafe { api!(RedisModule_FreeCallReply)(self.0) };
         }
     }
 }

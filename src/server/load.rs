@@ -8,7 +8,7 @@ use redis_module::raw;
 
 use super::api::{self, api};
 use super::config::{self, Config};
-use super::{ERR, Entry, OK, clock, context, events, filter, guarded, info, log, register, replicate};
+use super::{ERR, Entry, OK, clock, context, events, filter, guarded, info, log, register, replicate, unload};
 use crate::{MODULE, waiters};
 
 /// Our memory is the server's, so it counts in `used_memory` and towards `maxmemory`.
@@ -96,7 +96,13 @@ unsafe extern "C" fn RedisModule_OnLoad(
 /// What the server calls last. It asks only when nobody is blocked by us.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn RedisModule_OnUnload(_context: *mut raw::RedisModuleCtx) -> c_int {
+    let mut status = OK;
     guarded(|| {
+        if let Err(why) = unload::prepare() {
+            log::warning(&format!("sluice is not unloaded: {why}"));
+            status = ERR;
+            return;
+        }
         filter::stop();
         context::release();
         replicate::release();
@@ -104,7 +110,7 @@ unsafe extern "C" fn RedisModule_OnUnload(_context: *mut raw::RedisModuleCtx) ->
         // The hook is code that is about to go away.
         drop(std::panic::take_hook());
     });
-    OK
+    status
 }
 
 fn load(
@@ -169,7 +175,7 @@ fn breaks_move() -> bool {
     (0x0008_0100..=0x0009_0100).contains(&version)
 }
 
-fn is_valkey(context: *mut raw::RedisModuleCtx) -> bool {
+pub(super) fn is_valkey(context: *mut raw::RedisModuleCtx) -> bool {
     // SAFETY: the section's name ends with NUL; what comes back is freed once, after the last use of what it holds.
     unsafe {
         let info = api!(RedisModule_GetServerInfo)(context, c"server".as_ptr());

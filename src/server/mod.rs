@@ -23,8 +23,10 @@ mod load;
 mod log;
 mod register;
 mod replicate;
+mod reply;
 mod site;
 mod text;
+mod unload;
 
 use api::{api, hot};
 pub use blocked::{Answer, Blocked, loses_replies};

@@ -204,10 +204,13 @@ pub fn confirm(site: &Site, token: &[u8]) {
     }
 }
 
-/// A token that is only queued takes itself out. Says whether it was queued.
-pub fn withdraw(site: &Site, token: &[u8]) -> bool {
+/// A token that is only queued, for a permit or for a lock, takes itself out. Says whether it was queued.
+pub fn withdraw(site: &Site, token: &[u8], permit: bool) -> bool {
     let Ok(mut state) = state_for_command() else { return false };
     let Some(id) = state.queues.find(site.db(), site.key()) else { return false };
+    if state.queues.ask(id, token).is_none_or(|ask| matches!(ask.want, Want::Permit(_)) != permit) {
+        return false;
+    }
     let Some(left) = state.queues.leave_token(id, token) else { return false };
     state.dismiss(&left.waiter.client, Answer::Integer(0));
     if left.was_head {
