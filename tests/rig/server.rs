@@ -144,6 +144,8 @@ impl Server {
         run.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
         // With `everysec` the server puts writing off while the disk is slow, and what a test reads of the file is old.
         run.args(["--appendfsync", "no"]);
+        // What is slow on a busy machine would be noted, in memory that tests count.
+        run.args(["--slowlog-log-slower-than", "-1"]);
         // A primary otherwise waits 5 s for more replicas before it serves the first.
         run.args(["--repl-diskless-sync-delay", "0"]);
         if let Some(primary) = self.how.replica_of {
