@@ -15,28 +15,33 @@ pub fn url(server: &Server) -> String {
     format!("redis://127.0.0.1:{}/", server.port())
 }
 
+/// So long may an answer take where the machine is late; what is given up is given back within as much.
+const ANSWER: Duration = Duration::from_secs(5);
+
 /// Asks a server that may be late because the machine is.
 pub fn open(server: &Server) -> blocking::Sluice {
-    blocking::Sluice::open(&url(server)).unwrap().response_timeout(SOON)
+    blocking::Sluice::open(&url(server)).unwrap().response_timeout(ANSWER)
 }
 
 /// The same with tokio.
 pub fn open_aio(server: &Server) -> aio::Sluice {
-    aio::Sluice::open(&url(server)).unwrap().response_timeout(SOON)
+    aio::Sluice::open(&url(server)).unwrap().response_timeout(ANSWER)
 }
 
 /// Tries once more where a call with a short timeout met a machine that stood still. What such a call was granted is given back
 /// by the client, in its own time.
 #[track_caller]
 pub fn patiently<T>(mut call: impl FnMut() -> Result<Option<T>, Error>) -> T {
-    let deadline = Instant::now() + SOON;
+    let (deadline, mut was_late) = (Instant::now() + SOON, false);
     loop {
         match call() {
             Ok(Some(got)) => return got,
-            Ok(None) | Err(Error::Timeout) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-            Ok(None) => panic!("not within {SOON:?}"),
+            Ok(None) => assert!(was_late, "the lock is free"),
+            Err(Error::Timeout) => was_late = true,
             Err(error) => panic!("{error:?}"),
         }
+        assert!(Instant::now() < deadline, "not within {SOON:?}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
