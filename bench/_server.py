@@ -1,5 +1,5 @@
 """What the scripts in this folder share: a client of few lines, and a server of one's own. Python 3, nothing to install."""
-import contextlib, os, shutil, socket, subprocess, tempfile, time
+import contextlib, os, random, shutil, socket, subprocess, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -56,9 +56,12 @@ class Client:
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that is free now, of those that systems do not give to outgoing connections, which come and go."""
+    while True:
+        port = random.randrange(10_000, 16_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager

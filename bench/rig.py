@@ -1,6 +1,7 @@
 """A server of one's own, natively or under callgrind, and a client that is cheap enough to load it."""
 
 import os
+import random
 import re
 import shutil
 import socket
@@ -63,15 +64,25 @@ class Client:
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
+def free_port():
+    """A port that is free now, of those that systems do not give to outgoing connections, which come and go."""
+    while True:
+        port = random.randrange(10_000, 16_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+
+
 class Server:
     """A running server in a folder of its own; both go at the end of a `with`."""
 
     def __init__(self, program, modules, options=(), callgrind=False):
         self.dir = tempfile.mkdtemp(prefix="sluice-bench-")
         self.dumps = 0
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         command = [program, "--port", self.port, "--bind", "127.0.0.1", "--save", "", "--dir", self.dir]
         command += ["--enable-debug-command", "yes", *options]
         for module in modules:

@@ -153,9 +153,12 @@ fn a_full_window_of_1000_takes_5_to_8_bytes_a_hit_all_in_and_at_most_twice_that_
     apart(&mut client, 1000, &calls);
     wait_for_sync(&primary, &stock);
     for (window, most) in windows {
-        let here = primary.call(&["MEMORY", "USAGE", window]).int();
+        let sizes = [&primary, &stock].map(|server| server.call(&["MEMORY", "USAGE", window]));
+        if window == "1500ms" && sizes.iter().any(ValueExt::is_nil) {
+            continue; // the machine slept until it was gone
+        }
+        let [here, there] = sizes.map(|size| size.int());
         assert!(here <= most, "{window}: {here} bytes for 1000 hits");
-        let there = stock.call(&["MEMORY", "USAGE", window]).int();
         assert!(there <= 2 * here, "{window}: {there} bytes on the replica, {here} here");
     }
 }

@@ -6,8 +6,8 @@
 
 mod rig;
 
-use rig::line::{Noise, hold, holder, line_up, net, not_here, queue, unix_ms, waiters};
-use rig::{SOON, Server, ValueExt, args, ms, wait_for};
+use rig::line::{Noise, enter, hold, holder, line_up, net, not_here, queue, unix_ms, waiters};
+use rig::{SOON, Server, ValueExt, args, in_time, ms, wait_for};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -49,7 +49,7 @@ impl Clock {
         let mut clock = Self { server, file, _dir: dir };
         // It is the server's own clock that steps, and by that much.
         clock.put(HOUR);
-        if !clock.is_seen(ms(500)) {
+        if !clock.is_seen(ms(5_000)) {
             not_here("steps of the clock", "this server does not take a preloaded clock");
             return None;
         }
@@ -124,7 +124,7 @@ fn a_timeout_is_kept_by_the_monotonic_clock_whatever_the_clock_does() {
         let late = within(NOTICED, &format!("a timeout across a step of {step} ms"), || {
             let noise = Noise::of(&clock.server);
             let mut patient = line_up(&clock.server, "k", "patient", "1m", "10m");
-            let mut waiter = line_up(&clock.server, "k", "waiter", "1m", "400ms");
+            let mut waiter = enter(&clock.server, "k", "waiter", "1m", "400ms");
             std::thread::sleep(ms(50));
             clock.step(step);
             assert_eq!(waiter.reply().int(), 0);
@@ -150,18 +150,30 @@ fn a_lease_moves_with_the_clock_as_a_ttl_does() {
     let Some(mut clock) = Clock::start() else { return };
     let left = |clock: &Clock, key: &str| clock.server.call(&["PTTL", key]).int();
     // Back: what would have ended in a second is there for an hour more, lock and plain key alike.
-    hold(&clock.server, "k", "holder", "1s");
-    clock.server.call(&["SET", "plain", "x", "PX", "1000"]);
-    clock.step(-HOUR);
+    let lease = in_time(1000, |lease| {
+        let held = Instant::now();
+        for command in [args!["LOCK.ACQUIRE", "k", "holder", lease], args!["SET", "plain", "x", "PX", lease]] {
+            assert!(clock.server.call(&command).error().is_none());
+        }
+        clock.put(-HOUR);
+        let in_time = held.elapsed() < ms(lease);
+        assert!(clock.is_seen(SOON));
+        if !in_time {
+            clock.step(HOUR);
+        }
+        in_time.then_some(lease)
+    });
+    let minute = 60_000;
     for key in ["k", "plain"] {
-        assert!((HOUR..=HOUR + 1000).contains(&left(&clock, key)), "{key}: {}", left(&clock, key));
+        let left = left(&clock, key);
+        assert!((HOUR - minute..=HOUR + lease as i64).contains(&left), "{key}: {left}");
     }
-    let mut waiter = line_up(&clock.server, "k", "w", "1m", "1200ms");
+    let mut waiter = enter(&clock.server, "k", "w", "1m", &format!("{}ms", lease + 200));
     assert_eq!(waiter.reply().int(), 0, "the lease has not ended");
     assert_eq!(clock.server.call(&["LOCK.ACQUIRE", "k", "holder", "1s"]).int().signum(), 1);
-    assert!(left(&clock, "k") > HOUR - 5_000, "a re-acquire shortens nothing");
-    assert_eq!(clock.server.call(&["LOCK.RENEW", "k", "holder", "2s"]).int(), 1);
-    assert!((0..=2000).contains(&left(&clock, "k")), "a renewal sets the deadline anew");
+    assert!(left(&clock, "k") > HOUR - minute, "a re-acquire shortens nothing");
+    assert_eq!(clock.server.call(&["LOCK.RENEW", "k", "holder", "1m"]).int(), 1);
+    assert!((0..=minute).contains(&left(&clock, "k")), "a renewal sets the deadline anew");
     // Forward: what had half an hour left is over, and who waits for it has it.
     let late = within(NOTICED, "a grant after the clock had gone past the lease", || {
         hold(&clock.server, "long", "holder", "30m");
@@ -197,11 +209,11 @@ fn after_a_step_a_dead_holders_lock_goes_on_as_before() {
                 if round == 0 {
                     clock.step(step);
                 }
+                let noise = Noise::of(&clock.server);
                 let held = Instant::now();
                 hold(&clock.server, "k", "dead", "250ms");
                 let answered = Instant::now();
-                let noise = Noise::of(&clock.server);
-                let mut waiter = line_up(&clock.server, "k", "w", "1m", "1m");
+                let mut waiter = enter(&clock.server, "k", "w", "1m", "1m");
                 waiter.fence();
                 let late = took(answered + ms(250), noise);
                 assert!(held.elapsed() >= ms(249), "granted before the lease had ended");
@@ -221,18 +233,17 @@ fn after_a_step_a_dead_holders_lock_goes_on_as_before() {
 #[test]
 fn a_gate_that_opens_and_a_key_that_goes_are_noticed_though_the_clock_was_set_back() {
     let Some(mut clock) = Clock::start() else { return };
-    let least = |clock: &Clock, replicas: &str| {
-        assert_eq!(clock.server.call(&["CONFIG", "SET", "min-replicas-to-write", replicas]).text(), "OK");
-    };
     let gate = within(NOTICED, "a grant after a gate has opened", || {
-        hold(&clock.server, "k", "dead", "100ms");
+        hold(&clock.server, "k", "dead", "10m");
         let mut waiter = line_up(&clock.server, "k", "w", "1m", "10m");
-        least(&clock, "1");
+        // In one write, so that the lease ends behind the gate.
+        let shut = [args!["LOCK.RENEW", "k", "dead", 100], args!["CONFIG", "SET", "min-replicas-to-write", 1]];
+        assert_eq!(clock.server.client().pipeline(&shut)[0].int(), 1);
         wait_for(SOON, "the lease is over", || holder(&clock.server, "k"), |holder| holder == "nobody");
         std::thread::sleep(ms(60)); // it has been looked at by now, and is to be again
         clock.step(-HOUR);
         let (from, noise) = (Instant::now(), Noise::of(&clock.server));
-        least(&clock, "0");
+        clock.server.ok(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
         waiter.fence();
         let late = took(from, noise);
         assert_eq!(clock.server.call(&["LOCK.RELEASE", "k", "w"]).int(), 1);

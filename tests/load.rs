@@ -5,8 +5,8 @@
 mod cases;
 mod rig;
 
-use rig::line::{Noise, hold, holder, line_up, net, not_here, queue, release, waiters};
-use rig::{Client, SOON, Server, ValueExt, args, ms, wait_for, wait_until};
+use rig::line::{Noise, enter, hold, holder, line_up, net, not_here, queue, release, waiters};
+use rig::{Client, SOON, Server, ValueExt, args, in_time, ms, wait_for, wait_until};
 use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -149,7 +149,8 @@ fn serves_a_crowd() {
         with_many <= 2.0 * with_few + 5.0,
         "a RELEASE costs {with_many} us before thousands, {with_few} before few"
     );
-    assert!(costs.iter().all(|us| *us < 500.0), "{costs:?}");
+    // A machine that stands still in the middle of a call spoils a thousand of them.
+    assert!(costs.iter().filter(|us| **us >= 500.0).count() <= 2, "{costs:?}");
 
     drop(clients);
     // The server frees its idle clients at 500 a second: all of this crowd's take too long to be waited for each time.
@@ -218,7 +219,7 @@ fn ends_a_crowd() {
     drop(clients);
 
     // All run out of time while the server stands still, so that it finds them all at once.
-    let patience = 3 + 3 * lined_up.as_secs();
+    let patience = 6 + 3 * lined_up.as_secs();
     let mut clients = crowd(&server, "k", CROWD, &format!("{patience}s"));
     let mut control = server.client();
     control.send(&args!["DEBUG", "SLEEP", patience]);
@@ -342,16 +343,20 @@ fn a_server_that_stood_still_serves_leases_before_timeouts_and_all_at_once() {
     let server = Server::start();
     let mut all = vec![];
     for round in 0..3 {
-        let key = format!("k{round}");
         // The lease ends while nothing runs, and later the patience of those who wait for it.
-        hold(&server, &key, "dead", "600ms");
-        let mut next = line_up(&server, &key, "next", "10m", "800ms");
-        let mut after = line_up(&server, &key, "after", "10m", "900ms");
-        let mut patient = line_up(&server, &key, "patient", "10m", "10m");
-        let mut control = server.client();
-        control.send(&["DEBUG", "SLEEP", "1.2"]);
-        assert_eq!(control.read(SOON).unwrap().text(), "OK");
-        let woke = Instant::now();
+        let (key, [mut next, mut after, mut patient], woke) = in_time(600, |lease| {
+            let (key, held) = (format!("k{round}:{lease}"), Instant::now());
+            hold(&server, &key, "dead", &format!("{lease}ms"));
+            let line = [("next", lease + 200), ("after", lease + 300), ("patient", 600_000)]
+                .map(|(token, patience)| enter(&server, &key, token, "10m", &format!("{patience}ms")));
+            let asleep = format!("{}", (lease * 2) as f64 / 1e3);
+            let replies = server.client().pipeline(&[args!["GET", &key], args!["DEBUG", "SLEEP", asleep]]);
+            let woke = Instant::now();
+            // All of it was over while the server slept, if it slept before the first of it was.
+            let in_time = !replies[0].is_nil() && replies[0].text() == "dead";
+            assert!(in_time || held.elapsed() >= ms(lease), "the lease has ended too early");
+            in_time.then_some((key, line, woke))
+        });
         let noise = Noise::of(&server);
         // The lock had been free before anybody's time was over.
         next.fence();

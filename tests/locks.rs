@@ -22,7 +22,7 @@ fn l1_a_late_release_of_an_expired_lease_is_refused() {
     let (_server, mut a, mut b) = start();
     assert!(a.call(&["LOCK.ACQUIRE", "k", "tA", "40ms"]).int() > 0);
     wait_until_gone(&mut b, "k");
-    assert!(b.call(&["LOCK.ACQUIRE", "k", "tB", "5s"]).int() > 0);
+    assert!(b.call(&["LOCK.ACQUIRE", "k", "tB", LONG]).int() > 0);
     let deadline = expires_at(&mut b, "k");
     assert_eq!(a.call(&["LOCK.RELEASE", "k", "tA"]).int(), 0);
     assert_eq!(b.call(&["GET", "k"]).text(), "tB");
@@ -46,18 +46,18 @@ fn l2_a_lease_that_ends_while_the_server_is_busy_is_over_for_renew_and_release()
     let replies = a.pipeline(&[args!["DEBUG", "SLEEP", "0.06"], args!["LOCK.RENEW", "k", "tA", "5s"]]);
     assert_eq!(replies[1].int(), 0);
     assert_eq!(a.call(&["LOCK.RELEASE", "k", "tA"]).int(), 0);
-    assert!(b.call(&["LOCK.ACQUIRE", "k", "tB", "5s"]).int() > 0);
+    assert!(b.call(&["LOCK.ACQUIRE", "k", "tB", LONG]).int() > 0);
 }
 
 #[test]
 fn l3_a_renewal_after_the_release_revives_nothing() {
     let (_server, mut a, mut b) = start();
-    assert!(a.call(&["LOCK.ACQUIRE", "k", "tA", "5s"]).int() > 0);
+    assert!(a.call(&["LOCK.ACQUIRE", "k", "tA", LONG]).int() > 0);
     assert_eq!(a.call(&["LOCK.RELEASE", "k", "tA"]).int(), 1);
     assert_eq!(a.call(&["LOCK.RENEW", "k", "tA", "5s"]).int(), 0);
     assert_eq!(a.call(&["EXISTS", "k"]).int(), 0);
     // If B took it meanwhile, it is B's alone.
-    assert!(b.call(&["LOCK.ACQUIRE", "k", "tB", "3s"]).int() > 0);
+    assert!(b.call(&["LOCK.ACQUIRE", "k", "tB", LONG]).int() > 0);
     let before = value_and_expiry(&mut b, "k");
     assert_eq!(a.call(&["LOCK.RENEW", "k", "tA", "5s"]).int(), 0);
     assert_eq!(value_and_expiry(&mut b, "k"), before);
@@ -66,7 +66,7 @@ fn l3_a_renewal_after_the_release_revives_nothing() {
 #[test]
 fn l4_a_renewal_with_a_wrong_ttl_is_an_error_and_changes_nothing() {
     let (_server, mut a, _) = start();
-    assert!(a.call(&["LOCK.ACQUIRE", "k", "tA", "5s"]).int() > 0);
+    assert!(a.call(&["LOCK.ACQUIRE", "k", "tA", LONG]).int() > 0);
     let before = value_and_expiry(&mut a, "k");
     for ttl in ["0", "-1", "1.5", "", "abc", "0s", "9223372036854775807", "1e3", "3661d", " 5"] {
         let line = assert_error(&a.call(&["LOCK.RENEW", "k", "tA", ttl]), "ERR");
@@ -263,10 +263,11 @@ fn l9_a_key_of_another_type_is_wrongtype_at_once_and_stays_as_it_is() {
 #[test]
 fn l10_a_lock_that_a_plain_client_holds_is_respected_until_it_ends() {
     let (_server, mut a, mut b) = start();
-    assert_eq!(a.call(&["SET", "k", "other", "NX", "PX", "60"]).text(), "OK");
-    let deadline = expires_at(&mut a, "k");
+    let replies = a.pipeline(&[args!["SET", "k", "other", "NX", "PX", 60], args!["PEXPIRETIME", "k"]]);
+    assert_eq!(replies[0].text(), "OK");
+    let deadline = replies[1].int();
     loop {
-        let asked = timed(&mut b, &args!["LOCK.ACQUIRE", "k", "tB", "1s"]);
+        let asked = timed(&mut b, &args!["LOCK.ACQUIRE", "k", "tB", LONG]);
         if asked.reply.int() > 0 {
             assert!(asked.latest_ms() >= deadline, "granted {} ms early", deadline - asked.latest_ms());
             break;

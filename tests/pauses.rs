@@ -7,7 +7,9 @@ mod rig;
 
 use rig::cluster::Cluster;
 use rig::line::{Noise, not_here, prompt, words};
-use rig::{Client, SOON, Server, Value, ValueExt, args, dump_all, ms, replica, wait_for, wait_for_sync, wait_until};
+use rig::{
+    Client, SOON, Server, Value, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync, wait_until,
+};
 use std::time::{Duration, Instant};
 
 /// The contract's bound once a gate is open again.
@@ -91,15 +93,30 @@ fn granted(server: &Server, command: &[Vec<u8>]) -> i64 {
 
 #[track_caller]
 fn line_up(server: &Server, take: &str, key: &str, token: &str, timeout: &str) -> Waiter {
+    let waiter = send(server, take, key, token, timeout);
+    wait_until(SOON, "it is in the queue", || is_queued(server, &waiter));
+    waiter
+}
+
+/// The same for one whose patience may be over before anybody has seen it wait: the queue has it, or its answer is here.
+#[track_caller]
+fn enter(server: &Server, take: &str, key: &str, token: &str, timeout: &str) -> Waiter {
+    let waiter = send(server, take, key, token, timeout);
+    wait_until(SOON, "it is in the queue or answered", || waiter.client.is_answered() || is_queued(server, &waiter));
+    waiter
+}
+
+fn send(server: &Server, take: &str, key: &str, token: &str, timeout: &str) -> Waiter {
     let mut client = server.client();
     let id = client.id();
     let mut command = line(take, key, token, "5m");
     command.extend(args!["BLOCK", timeout]);
     client.send(&command);
-    wait_until(SOON, "it is in the queue", || {
-        info(server, key)["queue"].array().iter().any(|entry| entry.map()["client"].int() == id)
-    });
     Waiter { client, id, key: key.to_owned(), token: token.to_owned() }
+}
+
+fn is_queued(server: &Server, waiter: &Waiter) -> bool {
+    info(server, &waiter.key)["queue"].array().iter().any(|entry| entry.map()["client"].int() == waiter.id)
 }
 
 /// One lock of every kind, held, and one who waits for each.
@@ -193,16 +210,27 @@ fn leases_of_every_kind_that_end_in_a_pause_are_handed_over_after_it() {
 #[test]
 fn who_times_out_or_dies_in_a_pause_is_skipped_after_it_in_queues_of_every_kind() {
     let (mut primary, follower) = primary_and_replica();
-    let mut first = one_of_each(&primary, "k");
-    let mut rest: Vec<[Waiter; 2]> = KINDS
-        .map(|(end, take, _)| {
-            let key = format!("k{end}");
-            // Shared ones would be granted together: here they are behind each other by a wish for all of it.
-            let take = if end == "s" { KINDS[0].1 } else { take };
-            [line_up(&primary, take, &key, "tC", "400ms"), line_up(&primary, take, &key, "tD", "0")]
-        })
-        .into();
-    end_leases_and(&primary, &first, 60, Some("CLIENT PAUSE 60000 WRITE"));
+    let (mut first, mut rest) = in_time(400, |patience| {
+        let prefix = format!("{patience}:");
+        let first = one_of_each(&primary, &prefix);
+        let begun = Instant::now();
+        let rest: Vec<[Waiter; 2]> = KINDS
+            .map(|(end, take, _)| {
+                let key = format!("{prefix}{end}");
+                // Shared ones would be granted together: here they are behind each other by a wish for all of it.
+                let take = if end == "s" { KINDS[0].1 } else { take };
+                let times_out = enter(&primary, take, &key, "tC", &format!("{patience}ms"));
+                [times_out, line_up(&primary, take, &key, "tD", "0")]
+            })
+            .into();
+        if begun.elapsed() < ms(patience) {
+            end_leases_and(&primary, &first, 60, Some("CLIENT PAUSE 600000 WRITE"));
+            return Some((first, rest));
+        }
+        drop((first, rest));
+        wait_for(SOON, "nobody is left of it", || all_waiters(&primary), |left| *left == 0);
+        None
+    });
     for (waiter, how) in first.iter_mut().zip(["kill", "close", "unblock", "error"]) {
         match how {
             "kill" => assert_eq!(primary.call(&args!["CLIENT", "KILL", "ID", waiter.id]).int(), 1),
@@ -382,7 +410,7 @@ fn in_a_pause(server: &mut Server, begin: impl FnOnce(&Server), end: impl FnOnce
     let mut timing_out: Vec<Waiter> = KINDS
         .map(|(end, _, _)| {
             let take = if end == "p" { KINDS[3].1 } else { KINDS[0].1 };
-            line_up(server, take, &format!("{prefix}a{end}"), "tT", "3s")
+            enter(server, take, &format!("{prefix}a{end}"), "tT", "3s")
         })
         .into();
     let mut behind: Vec<Waiter> = KINDS
@@ -691,7 +719,7 @@ fn l31_a_server_that_is_demoted_again_and_again_leaves_nobody_behind_and_grants_
         let mut over: Vec<Waiter> = KINDS
             .map(|(end, ..)| {
                 let take = if end == "p" { KINDS[3].1 } else { KINDS[0].1 };
-                line_up(&server, take, &format!("{prefix}{end}"), "tC", "20ms")
+                enter(&server, take, &format!("{prefix}{end}"), "tC", "20ms")
             })
             .into();
         let had = handovers(&server);

@@ -150,25 +150,26 @@ fn l43_a_lease_goes_on_over_a_restart_from_the_rdb_file() {
 }
 
 fn lease_goes_on(mut server: Server, restart: impl Fn(&mut Server)) {
-    let fence = server.call(&["LOCK.ACQUIRE", "k", "tA", "10s"]).int();
+    let fence = server.call(&["LOCK.ACQUIRE", "k", "tA", "10m"]).int();
     let deadline = expires_at(&mut server.client(), "k");
     let until = server.now_ms() + 300;
     wait_until_ms(&server, until);
     restart(&mut server);
     let mut client = server.client();
     assert_eq!(expires_at(&mut client, "k"), deadline);
-    assert_eq!(client.call(&["LOCK.ACQUIRE", "k", "tB", "10s"]).int(), 0);
-    assert_eq!(client.call(&["LOCK.RENEW", "k", "tA", "20s"]).int(), 1);
+    assert_eq!(client.call(&["LOCK.ACQUIRE", "k", "tB", "10m"]).int(), 0);
+    assert_eq!(client.call(&["LOCK.RENEW", "k", "tA", "20m"]).int(), 1);
     assert_eq!(client.call(&["LOCK.RELEASE", "k", "tA"]).int(), 1);
-    assert!(client.call(&["LOCK.ACQUIRE", "k", "tB", "10s"]).int() > fence);
+    assert!(client.call(&["LOCK.ACQUIRE", "k", "tB", "10m"]).int() > fence);
 }
 
 #[test]
 fn l43_a_lease_that_ended_while_the_server_was_down_is_over() {
     let mut server = with_aof().start();
     let mut client = server.client();
-    assert!(client.call(&["LOCK.ACQUIRE", "k", "tA", "150ms"]).int() > 0);
-    let deadline = expires_at(&mut client, "k");
+    let replies = client.pipeline(&[args!["LOCK.ACQUIRE", "k", "tA", 150], args!["PEXPIRETIME", "k"]]);
+    let deadline = replies[1].int();
+    assert!(replies[0].int() > 0 && deadline > 0, "{replies:?}");
     server.kill9();
     // The other server reads the same clock.
     wait_until_ms(&Server::builder().module(false).start(), deadline + 1);

@@ -7,7 +7,7 @@ mod cases;
 mod rig;
 
 use cases::module_path;
-use rig::line::{hold, line_up, release, waiters};
+use rig::line::{enter, hold, line_up, release, waiters};
 use rig::{Client, SOON, Server, ValueExt, args, wait_for, wait_until};
 
 fn is_baseline() -> bool {
@@ -80,7 +80,7 @@ fn waiting(server: &Server) {
     let mut unblocked = line_up(server, "w", "unblocked", "10m", "10m");
     let mut fails = line_up(server, "w", "fails", "10m", "10m");
     let mut leaves = line_up(server, "w", "leaves", "10m", "10m");
-    let mut late = line_up(server, "w", "late", "10m", "80ms");
+    let mut late = enter(server, "w", "late", "10m", "80ms");
     control().call(&["LOCK.INFO", "w"]);
     control().resp3().call(&["LOCK.INFO", "w"]);
     control().call(&args!["CLIENT", "KILL", "ID", killed.id]);
@@ -98,7 +98,7 @@ fn waiting(server: &Server) {
     control().call(&["DEL", "w"]);
     twice.fence();
     hold(server, "e", "dies", "60ms");
-    let mut next = line_up(server, "e", "next", "10m", "10m");
+    let mut next = enter(server, "e", "next", "10m", "10m");
     next.fence();
     let mut flushed = line_up(server, "e", "flushed", "10m", "10m");
     control().call(&["FLUSHALL"]);
@@ -131,7 +131,7 @@ fn waiting(server: &Server) {
     permit.send(&["SEM.ACQUIRE", "p", "b", "10m", "1", "BLOCK", "10m"]);
     assert!(permit.read(SOON).unwrap().int() > 0);
     hold(server, "x", "dies", "100ms");
-    let mut paused = line_up(server, "x", "paused", "10m", "10m");
+    let mut paused = enter(server, "x", "paused", "10m", "10m");
     control().call(&["CLIENT", "PAUSE", "300", "WRITE"]);
     paused.fence();
     // Another database, and the databases swapped.
@@ -203,7 +203,7 @@ fn all_that_the_module_does_from_load_to_unload() {
             let good = server.call(&["MODULE", "LOADEX", &path, "CONFIG", "sluice.max-waiters", "50"]);
             assert_eq!(good.text(), "OK");
             hold(&server, "again", "t", "10m");
-            line_up(&server, "again", "u", "10m", "30ms").reply();
+            enter(&server, "again", "u", "10m", "30ms").reply();
             assert_eq!(release(&server, "again", "t"), 1);
             wait_for(SOON, "nobody waits", || (waiters(&server), server.blocked_clients()), |left| *left == (0, 0));
         }

@@ -261,11 +261,11 @@ fn fixed_windows_of_some_milliseconds_end_together() {
             client.call(&["DEL", "s", "c"]);
             start = None;
         }
-        if from > until {
+        if from > until && alike > 50 {
             break;
         }
+        assert!(from < until + 60_000, "{alike}");
     }
-    assert!(alike > 50, "{alike}");
 }
 
 #[test]

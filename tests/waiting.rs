@@ -6,10 +6,10 @@
 mod rig;
 
 use rig::line::{
-    Noise, Waiter, acquire, defers, hold, holder, line_up, line_up_on, net, prompt, queue, release, unix_ms, waiters,
-    words,
+    Noise, Waiter, acquire, defers, enter, hold, holder, line_up, line_up_on, net, prompt, queue, release, unix_ms,
+    waiters, words,
 };
-use rig::{SOON, Server, Value, ValueExt, args, ms, replica, wait_for, wait_for_sync, wait_until};
+use rig::{SOON, Server, Value, ValueExt, args, in_time, ms, replica, wait_for, wait_for_sync, wait_until};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ fn l22_a_holder_that_dies_is_succeeded_within_20_ms_of_its_deadline_among_100_00
     let noise = Noise::of(&server);
     let sent = Instant::now();
     hold(&server, "k", "tA", "500ms");
-    let mut b = line_up(&server, "k", "tB", "1s", "10s");
+    let mut b = enter(&server, "k", "tB", "1m", "1m");
     b.fence();
     assert!(sent.elapsed() >= ms(499), "before the lease's end");
     prompt(sent, ms(500) + PROMPT, noise, "the grant after a dead holder");
@@ -88,16 +88,19 @@ fn a_newcomer_who_finds_the_lock_just_expired_comes_after_those_who_wait() {
     let mut client = server.client();
     for round in 0..20 {
         let key = format!("k{round}");
-        let end = unix_ms() + 40.0;
-        hold(&server, &key, "tA", "40ms");
+        hold(&server, &key, "tA", "1m");
         let mut b = line_up(&server, &key, "tB", "1m", "0");
+        let replies = client.pipeline(&[args!["LOCK.RENEW", &key, "tA", 40], args!["PEXPIRETIME", &key]]);
+        assert_eq!(replies[0].int(), 1);
+        let end = replies[1].int() as f64;
         // Asked all the time around the deadline: some call is the first to see the lease's end.
-        let mut refused = 0;
-        while unix_ms() < end + 10.0 {
+        loop {
+            let late = unix_ms() > end + 10.0;
             assert_eq!(client.call(&["LOCK.ACQUIRE", &key, "tX", "1m"]).int(), 0, "the newcomer jumped the queue");
-            refused += 1;
+            if late {
+                break;
+            }
         }
-        assert!(refused > 0);
         b.fence();
         assert_eq!(holder(&server, &key), "tB");
     }
@@ -106,34 +109,35 @@ fn a_newcomer_who_finds_the_lock_just_expired_comes_after_those_who_wait() {
 #[test]
 fn a_newcomer_is_second_also_where_the_server_slept_through_the_deadline() {
     let server = Server::start();
-    hold(&server, "k", "tA", "100ms");
-    let mut b = line_up(&server, "k", "tB", "1m", "0");
-    // Commands that were read together and run after the deadline: the module's timer has not had its turn.
-    let replies =
-        server.client().pipeline(&[words("DEBUG SLEEP 0.15"), words("LOCK.ACQUIRE k tX 1000"), words("GET k")]);
-    assert_eq!(replies[1].int(), 0);
-    assert_eq!(replies[2].text(), "tB");
-    b.fence();
-    for (late, command) in [("release", "LOCK.RELEASE k2 tA"), ("renew", "LOCK.RENEW k2 tA 1000")] {
-        hold(&server, "k2", "tA", "100ms");
-        let mut b = line_up(&server, "k2", "tB", "1m", "0");
-        let replies = server.client().pipeline(&[words("DEBUG SLEEP 0.15"), words(command), words("GET k2")]);
-        assert_eq!(replies[1].int(), 0, "{late} by the token whose lease has ended");
-        assert_eq!(replies[2].text(), "tB", "after the {late}");
+    for (late, command) in
+        [("acquire", "LOCK.ACQUIRE k tX 1000"), ("release", "LOCK.RELEASE k tA"), ("renew", "LOCK.RENEW k tA 1000")]
+    {
+        hold(&server, "k", "tA", "1m");
+        let mut b = line_up(&server, "k", "tB", "1m", "0");
+        // Commands that were read together and run after the deadline: the module's timer has not had its turn.
+        let replies = server.client().pipeline(&[
+            words("LOCK.RENEW k tA 100"),
+            words("DEBUG SLEEP 0.15"),
+            words(command),
+            words("GET k"),
+        ]);
+        assert_eq!(replies[0].int(), 1);
+        assert_eq!(replies[2].int(), 0, "{late} by a newcomer, or by the token whose lease has ended");
+        assert_eq!(replies[3].text(), "tB", "after the {late}");
         b.fence();
-        assert_eq!(release(&server, "k2", "tB"), 1);
+        assert_eq!(release(&server, "k", "tB"), 1);
     }
 }
 
 #[test]
 fn the_lease_of_a_waiter_starts_at_its_grant() {
     let server = Server::start();
-    hold(&server, "k", "tA", "300ms");
-    let mut b = line_up(&server, "k", "tB", "5s", "0");
-    b.fence();
-    let left = server.call(&["PTTL", "k"]).int();
-    assert!((4_000..=5_000).contains(&left), "{left} ms left right after the grant, of 5 s");
-    assert!(b.sent.elapsed() > ms(250), "it had waited");
+    let replies = server.client().pipeline(&[words("LOCK.ACQUIRE k tA 300"), words("PEXPIRETIME k")]);
+    let free = replies[1].int();
+    assert!(replies[0].int() > 0 && free > 0, "{replies:?}");
+    enter(&server, "k", "tB", "5m", "0").fence();
+    let (ends, now) = (server.call(&["PEXPIRETIME", "k"]).int(), server.now_ms());
+    assert!((free..=now).contains(&(ends - 300_000)), "free at {free}, granted for 5 minutes until {ends}, now {now}");
 }
 
 #[test]
@@ -188,9 +192,9 @@ fn l25_a_waiter_that_dies_leaves_the_queue_at_that_moment() {
 #[test]
 fn l26_a_timeout_is_one_reply_of_0_in_time_and_leaves_nothing_behind() {
     let server = Server::start();
-    hold(&server, "k", "tA", "5s");
+    hold(&server, "k", "tA", "1m");
     let noise = Noise::of(&server);
-    let mut b = line_up(&server, "k", "tB", "1s", "200ms");
+    let mut b = enter(&server, "k", "tB", "1s", "200ms");
     assert_eq!(b.reply().int(), 0);
     assert!(b.sent.elapsed() >= ms(199), "too early");
     prompt(b.sent, ms(200) + PROMPT, noise, "the timeout");
@@ -308,9 +312,10 @@ fn a_grant_whose_client_is_killed_on_the_way_frees_the_lock_where_nobody_else_wa
     server.client().pipeline(&[words("LOCK.RELEASE k tA"), args!["CLIENT", "KILL", "ID", b.id]]);
     wait_for(SOON, "the lock is free", || holder(&server, "k"), |who| who == "nobody");
     // The same at a lease's end, the client killed by a command that was read in the turn of the grant.
-    hold(&server, "k", "tA", "50ms");
+    hold(&server, "k", "tA", "1m");
     let b = line_up(&server, "k", "tB", "1m", "0");
     server.client().pipeline(&[
+        words("LOCK.RENEW k tA 50"),
         words("DEBUG SLEEP 0.1"),
         words("LOCK.RENEW k tA 1000"),
         args!["CLIENT", "KILL", "ID", b.id],
@@ -444,9 +449,9 @@ fn l10_a_lock_made_by_set_is_waited_for_to_its_end() {
     let server = Server::start();
     let noise = Noise::of(&server);
     let set = Instant::now();
-    server.call(&words("SET k other NX PX 500"));
-    let mut b = line_up(&server, "k", "tB", "1s", "2s");
-    assert_eq!(holder(&server, "k"), "other");
+    let replies = server.client().pipeline(&[words("SET k other NX PX 500"), words("LOCK.ACQUIRE k tX 1000")]);
+    assert_eq!((replies[0].text(), replies[1].int()), ("OK".to_owned(), 0));
+    let mut b = enter(&server, "k", "tB", "1m", "1m");
     b.fence();
     assert!(set.elapsed() >= ms(499));
     prompt(set, ms(500) + PROMPT, noise, "the grant after a lock by SET");
@@ -473,20 +478,25 @@ fn l11_a_compare_and_delete_script_of_another_client_hands_the_lock_on() {
 #[test]
 fn l32_a_token_that_asks_again_keeps_its_place_and_the_newer_call_gets_the_grant() {
     let server = Server::start();
-    hold(&server, "k", "tA", "1m");
-    let mut old = line_up(&server, "k", "tB", "1s", "200ms");
-    let mut c = line_up(&server, "k", "tC", "1m", "0");
-    let mut new = line_up(&server, "k", "tB", "30s", "0");
+    let (key, patience, mut old, mut c, mut new) = in_time(200, |patience| {
+        let key = format!("k{patience}");
+        hold(&server, &key, "tA", "10m");
+        let old = enter(&server, &key, "tB", "1m", &format!("{patience}ms"));
+        let c = line_up(&server, &key, "tC", "1m", "0");
+        let new = line_up(&server, &key, "tB", "30m", "0");
+        (old.sent.elapsed() < ms(patience)).then_some((key, patience, old, c, new))
+    });
     assert_eq!(old.reply().int(), 0, "the older call is over at once");
-    assert_eq!(queue(&server, "k"), ["tB", "tC"], "one entry, its place kept");
+    assert_eq!(queue(&server, &key), ["tB", "tC"], "one entry, its place kept");
     // The older call's timeout has gone with it: this is long after its end.
-    wait_until(SOON, "the old timeout is past", || old.sent.elapsed() > ms(300));
-    new.still_waits(&server, "k");
-    assert_eq!(release(&server, "k", "tA"), 1);
+    let past = ms(patience) + ms(100);
+    wait_until(past + SOON, "the old timeout is past", || old.sent.elapsed() > past);
+    new.still_waits(&server, &key);
+    assert_eq!(release(&server, &key, "tA"), 1);
     new.fence();
-    let left = server.call(&["PTTL", "k"]).int();
-    assert!((25_000..=30_000).contains(&left), "the newer call's ttl, not the older's: {left}");
-    c.still_waits(&server, "k");
+    let left = server.call(&["PTTL", &key]).int();
+    assert!((20 * 60_000..=30 * 60_000).contains(&left), "the newer call's ttl, not the older's: {left}");
+    c.still_waits(&server, &key);
     old.has_no_other_reply();
     new.has_no_other_reply();
 }
@@ -496,7 +506,7 @@ fn the_newer_call_of_a_token_brings_its_own_timeout() {
     let server = Server::start();
     hold(&server, "k", "tA", "1m");
     let mut old = line_up(&server, "k", "tB", "1s", "0");
-    let mut new = line_up(&server, "k", "tB", "1s", "100ms");
+    let mut new = enter(&server, "k", "tB", "1s", "100ms");
     assert_eq!((old.reply().int(), new.reply().int()), (0, 0));
     assert!(new.sent.elapsed() >= ms(99));
     assert_eq!(waiters(&server), 0);
@@ -558,14 +568,20 @@ fn a_renew_by_a_token_that_only_waits_is_0_and_keeps_its_place() {
 #[test]
 fn a_holder_that_renews_is_waited_for_longer_and_one_that_shortens_its_lease_less_long() {
     let server = Server::start();
-    hold(&server, "k", "tA", "100ms");
-    let mut b = line_up(&server, "k", "tB", "1m", "0");
-    assert_eq!(server.call(&words("LOCK.RENEW k tA 60000")).int(), 1);
-    assert!(b.client.is_silent(ms(150)), "granted at the old deadline");
-    b.still_waits(&server, "k");
+    let (key, lease, mut b) = in_time(100, |lease| {
+        let (key, held) = (format!("k{lease}"), Instant::now());
+        hold(&server, &key, "tA", &format!("{lease}ms"));
+        let b = enter(&server, &key, "tB", "10m", "0");
+        let renewed = server.call(&["LOCK.RENEW", &key, "tA", "10m"]).int();
+        let in_time = held.elapsed() < ms(lease);
+        assert!(renewed == 1 || !in_time, "not renewed, before its end");
+        in_time.then_some((key, lease, b))
+    });
+    assert!(b.client.is_silent(ms(lease + 50)), "granted at the old deadline");
+    b.still_waits(&server, &key);
     let noise = Noise::of(&server);
     let at = Instant::now();
-    assert_eq!(server.call(&words("LOCK.RENEW k tA 50")).int(), 1);
+    assert_eq!(server.call(&["LOCK.RENEW", &key, "tA", "50"]).int(), 1);
     b.fence();
     assert!(at.elapsed() >= ms(49));
     prompt(at, ms(50) + PROMPT, noise, "the grant after a shortened lease");
@@ -609,7 +625,7 @@ fn l33_the_module_is_not_unloaded_while_somebody_waits_and_is_afterwards() {
     assert_eq!(release(&server, "k", "tA"), 1);
     b.fence();
     // Every other end of a wait.
-    let mut timed_out = line_up(&server, "k", "tC", "1m", "20ms");
+    let mut timed_out = enter(&server, "k", "tC", "1m", "20ms");
     assert_eq!(timed_out.reply().int(), 0);
     let mut unblocked = line_up(&server, "k", "tD", "1m", "0");
     unblock(&server, &unblocked, &[]);
@@ -637,7 +653,7 @@ fn l33_the_module_is_not_unloaded_while_somebody_waits_and_is_afterwards() {
 fn the_module_can_be_loaded_again_and_waits_as_before() {
     let server = Server::start();
     hold(&server, "k", "tA", "1m");
-    let mut b = line_up(&server, "k", "tB", "1m", "20ms");
+    let mut b = enter(&server, "k", "tB", "1m", "20ms");
     assert_eq!(b.reply().int(), 0);
     let modules = server.call(&["MODULE", "LIST"]).array();
     let ours = modules.iter().map(ValueExt::map).find(|module| module["name"].text() == "sluice").unwrap();
@@ -647,7 +663,7 @@ fn the_module_can_be_loaded_again_and_waits_as_before() {
     let mut b = line_up(&server, "k", "tB", "100ms", "0");
     assert_eq!(release(&server, "k", "tA"), 1);
     b.fence();
-    let mut c = line_up(&server, "k", "tC", "1m", "0");
+    let mut c = enter(&server, "k", "tC", "1m", "0");
     c.fence();
     server.call(&["DEL", "k"]);
     assert_eq!(holder(&server, "k"), "nobody");
@@ -754,7 +770,9 @@ fn l45_wait_counts_a_grant_also_one_that_came_by_waiting() {
         ];
         for (road, command) in roads {
             let mut client = server.client();
-            client.send_all(&[words("LOCK.ACQUIRE k tB 60000 BLOCK 0"), words("WAIT 1 300")]);
+            // A replica that runs is waited for as long as it takes; for one that does not there is nothing to wait for.
+            let patience = if stopped { 300 } else { 20_000 };
+            client.send_all(&[words("LOCK.ACQUIRE k tB 10m BLOCK 0"), args!["WAIT", 1, patience]]);
             wait_for(SOON, "it waits", || waiters(&server), |n| *n == 1);
             wait_for_sync(&server, &follower);
             if stopped {
@@ -770,7 +788,7 @@ fn l45_wait_counts_a_grant_also_one_that_came_by_waiting() {
     }
     // The same without waiting.
     release(&server, "k", "tA");
-    let replies = server.client().pipeline(&[words("LOCK.ACQUIRE k tA 60000"), words("WAIT 1 5000")]);
+    let replies = server.client().pipeline(&[words("LOCK.ACQUIRE k tA 60000"), words("WAIT 1 20000")]);
     assert_eq!(replies[1].int(), 1);
 }
 
@@ -830,8 +848,8 @@ fn grants_after_a_dead_holder_and_timeouts_are_within_20_ms_at_the_99th_percenti
 fn a_server_that_was_frozen_grants_and_times_out_right_after() {
     let server = Server::start();
     hold(&server, "k", "tA", "100ms");
-    let mut late = line_up(&server, "k", "tB", "1m", "150ms");
-    let mut c = line_up(&server, "k", "tC", "1m", "0");
+    let mut late = enter(&server, "k", "tB", "1m", "150ms");
+    let mut c = enter(&server, "k", "tC", "1m", "0");
     let frozen = Instant::now();
     server.stop();
     wait_until(SOON, "deadline and timeout pass", || frozen.elapsed() > ms(250));

@@ -4,15 +4,15 @@
 
 mod rig;
 
-use rig::line::{Noise, Waiter, acquire, hold, holder, line_up, line_up_on, prompt, queue, release, waiters, words};
-use rig::{SOON, Server, ValueExt, args, dump_all, ms, replica, wait_for, wait_for_sync, wait_until};
+use rig::line::{Noise, Waiter, acquire, enter, hold, holder, line_up, prompt, queue, release, waiters, words};
+use rig::{SOON, Server, Value, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync, wait_until};
 use std::time::{Duration, Instant};
 
 /// The contract's bound once a gate is open again.
 const SERVED: Duration = ms(150);
-/// A lease that has not ended when the gate is shut, also on a busy machine, and a while after which it has.
-const LEASE: &str = "600ms";
-const PAST: Duration = ms(800);
+/// What is left of a lease when the gate is shut, and a while after which it has ended.
+const LEFT: &str = "300ms";
+const PAST: Duration = ms(500);
 
 /// A primary with an AOF and a replica: what makes a write in a pause an assertion.
 fn primary_and_replica() -> (Server, Server) {
@@ -28,6 +28,16 @@ fn same_everywhere(mut primary: Server, follower: &Server) {
     assert_eq!(primary.info_int("sluice", "sluice_internal_errors"), 0);
 }
 
+/// Shuts the gate in one write with a renewal, so that the lease of tA ends behind it, however slow the machine is. Gives the
+/// replies of what shut it.
+#[track_caller]
+fn shut_before_the_end_of(server: &Server, key: &str, shut: &[Vec<Vec<u8>>]) -> Vec<Value> {
+    let mut replies = server.client().pipeline(&[&[args!["LOCK.RENEW", key, "tA", LEFT]], shut].concat());
+    assert_eq!(replies.remove(0).int(), 1, "renewed before the gate is shut");
+    assert!(replies.iter().all(|reply| reply.error().is_none()), "{replies:?}");
+    replies
+}
+
 /// Nobody is granted anything for `long`, which passes.
 #[track_caller]
 fn nobody_is_granted_within(long: Duration, waiting: &mut [&mut Waiter]) {
@@ -41,12 +51,11 @@ fn nobody_is_granted_within(long: Duration, waiting: &mut [&mut Waiter]) {
 fn a_lease_that_ends_in_a_pause_is_handed_over_right_after_it() {
     for kind in ["WRITE", "ALL"] {
         let (primary, follower) = primary_and_replica();
-        hold(&primary, "k", "tA", LEASE);
+        hold(&primary, "k", "tA", "1m");
         let mut b = line_up(&primary, "k", "tB", "1m", "0");
         let noise = Noise::of(&follower);
         let paused = Instant::now();
-        assert_eq!(primary.call(&["CLIENT", "PAUSE", "900", kind]).text(), "OK");
-        nobody_is_granted_within(PAST, &mut [&mut b]);
+        shut_before_the_end_of(&primary, "k", &[args!["CLIENT", "PAUSE", 900, kind]]);
         b.fence();
         assert!(paused.elapsed() >= ms(899), "{kind}: granted within the pause");
         prompt(paused, ms(900) + SERVED, noise, "the grant after a pause");
@@ -58,9 +67,9 @@ fn a_lease_that_ends_in_a_pause_is_handed_over_right_after_it() {
 #[test]
 fn an_unpause_serves_those_who_wait() {
     let (primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", LEASE);
+    hold(&primary, "k", "tA", "1m");
     let mut b = line_up(&primary, "k", "tB", "1m", "0");
-    primary.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    shut_before_the_end_of(&primary, "k", &[words("CLIENT PAUSE 600000 WRITE")]);
     nobody_is_granted_within(PAST, &mut [&mut b]);
     b.still_waits(&primary, "k");
     let noise = Noise::of(&primary);
@@ -74,20 +83,25 @@ fn an_unpause_serves_those_who_wait() {
 #[test]
 fn timeouts_deaths_and_unblocks_go_on_in_a_pause() {
     let (primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", LEASE);
-    let mut b = line_up(&primary, "k", "tB", "1m", "700ms");
-    let c = line_up(&primary, "k", "tC", "1m", "0");
-    let mut d = line_up(&primary, "k", "tD", "1m", "0");
-    let mut e = line_up(&primary, "k", "tE", "1m", "0");
-    primary.call(&["CLIENT", "PAUSE", "60000", "WRITE"]);
-    let noise = Noise::of(&primary);
+    let (key, patience, noise, mut b, [c, mut d, mut e]) = in_time(700, |patience| {
+        let (key, noise) = (format!("k{patience}"), Noise::of(&primary));
+        hold(&primary, &key, "tA", "5m");
+        let b = enter(&primary, &key, "tB", "1m", &format!("{patience}ms"));
+        let others = ["tC", "tD", "tE"].map(|token| line_up(&primary, &key, token, "1m", "0"));
+        shut_before_the_end_of(&primary, &key, &[words("CLIENT PAUSE 600000 WRITE")]);
+        let in_time = b.sent.elapsed() < ms(patience);
+        if !in_time {
+            primary.ok(&["CLIENT", "UNPAUSE"]);
+        }
+        in_time.then_some((key, patience, noise, b, others))
+    });
     assert_eq!(b.reply().int(), 0);
-    prompt(b.sent, ms(720), noise, "a timeout in a pause");
+    prompt(b.sent, ms(patience + 20), noise, "a timeout in a pause");
     c.client.close();
     assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", d.id, "ERROR"]).int(), 1);
     assert!(d.reply().is_error("UNBLOCKED "));
-    wait_for(SOON, "one is left", || queue(&primary, "k"), |left| left == &["tE"]);
-    e.still_waits(&primary, "k");
+    wait_for(SOON, "one is left", || queue(&primary, &key), |left| left == &["tE"]);
+    e.still_waits(&primary, &key);
     primary.call(&["CLIENT", "UNPAUSE"]);
     e.fence();
     same_everywhere(primary, &follower);
@@ -127,9 +141,10 @@ fn a_pause_within_a_transaction_holds_the_next_grant_but_not_the_transactions_ow
 #[test]
 fn a_lock_that_expired_in_a_pause_can_be_taken_in_a_transaction_that_pauses() {
     let (primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", "30ms");
+    hold(&primary, "k", "tA", "1m");
     let mut b = line_up(&primary, "k", "tB", "1m", "0");
     let replies = primary.client().pipeline(&[
+        words("LOCK.RENEW k tA 30"),
         words("DEBUG SLEEP 0.05"),
         words("MULTI"),
         words("CLIENT PAUSE 300 WRITE"),
@@ -138,8 +153,8 @@ fn a_lock_that_expired_in_a_pause_can_be_taken_in_a_transaction_that_pauses() {
         words("EXEC"),
     ]);
     // The key is past its end but, in a pause, still there.
-    let results = replies[5].array();
-    assert_eq!((results[1].int(), results[2].int()), (0, 0), "{results:?}");
+    let results = replies[6].array();
+    assert_eq!((replies[0].int(), results[1].int(), results[2].int()), (1, 0, 0), "{results:?}");
     assert_eq!(holder(&primary, "k"), "tB");
     b.fence();
     same_everywhere(primary, &follower);
@@ -148,15 +163,14 @@ fn a_lock_that_expired_in_a_pause_can_be_taken_in_a_transaction_that_pauses() {
 #[test]
 fn a_failover_that_is_given_up_serves_those_who_wait() {
     let (primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", LEASE);
+    hold(&primary, "k", "tA", "1m");
     let mut b = line_up(&primary, "k", "tB", "1m", "0");
     // A replica that is frozen cannot catch up, so the primary waits for it with all writes paused.
     follower.stop();
-    let mut busy = primary.client();
-    busy.call(&["SET", "x", "1"]);
-    assert_eq!(primary.call(&["FAILOVER", "TIMEOUT", "1000"]).text(), "OK");
     let from = Instant::now();
-    wait_until(SOON, "the failover waits", || primary.info("replication")["master_failover_state"] != "no-failover");
+    let failover = [words("FAILOVER TIMEOUT 1000"), words("INFO replication")];
+    let replies = shut_before_the_end_of(&primary, "k", &failover);
+    assert!(replies[1].text().contains("master_failover_state:waiting-for-sync"), "{replies:?}");
     let ended = || primary.info("replication")["master_failover_state"] == "no-failover";
     let mut silent = true;
     while !ended() {
@@ -204,13 +218,13 @@ fn a_failover_ends_the_waits_with_unblocked_and_the_new_primary_grants() {
 fn l31_a_server_that_becomes_a_replica_ends_its_waits_and_grants_nothing() {
     let other = Server::builder().module(false).start();
     let mut server = Server::builder().args(&["--appendonly", "yes"]).start();
-    hold(&server, "k", "tA", LEASE);
-    hold(&server, "k2", "tA", "1m");
+    hold(&server, "k", "tA", "1m");
+    hold(&server, "k2", "tA", "5m");
     let mut line: Vec<_> = ["tB", "tC"].map(|token| line_up(&server, "k", token, "1m", "0")).into();
     line.push(line_up(&server, "k2", "tB", "1m", "2m"));
     // It never reaches the primary's data, so that what it holds stays to be seen.
     other.stop();
-    assert_eq!(server.call(&args!["REPLICAOF", "127.0.0.1", other.port()]).text(), "OK");
+    shut_before_the_end_of(&server, "k", &[args!["REPLICAOF", "127.0.0.1", other.port()]]);
     for mut waiter in line {
         let reply = waiter.reply();
         assert!(reply.is_error("UNBLOCKED "), "{reply:?}");
@@ -255,25 +269,32 @@ fn a_grant_under_way_when_the_server_becomes_a_replica_is_not_followed_by_anothe
 }
 
 /// A lease ends, and another key goes away by its TTL, while the gate is shut; and nobody is served before it opens.
-fn shut_and_opened(server: &Server, what: &str, code: &str, shut: impl FnOnce(), open: impl FnOnce()) {
-    hold(server, "k", "tA", "1500ms");
-    let mut b = line_up(server, "k", "tB", "1m", "0");
-    let mut c = line_up(server, "k", "tC", "1m", "0");
-    let mut short = line_up(server, "k", "tS", "1m", "1700ms");
-    shut();
-    let refused = server.call(&words("LOCK.ACQUIRE free tX 1000"));
-    assert!(refused.is_error(code), "{refused:?}");
+fn shut_and_opened(server: &Server, what: &str, code: &str, shut: impl Fn(), open: impl Fn()) {
+    let (key, [mut b, mut c, mut short]) = in_time(1500, |lease| {
+        let (key, held) = (format!("k{lease}"), Instant::now());
+        hold(server, &key, "tA", &format!("{lease}ms"));
+        let line = [("tB", "0".to_owned()), ("tC", "0".to_owned()), ("tS", format!("{}ms", lease + 200))]
+            .map(|(token, patience)| enter(server, &key, token, "1m", &patience));
+        shut();
+        let refused = server.call(&words("LOCK.ACQUIRE free tX 1000"));
+        assert!(refused.is_error(code), "{refused:?}");
+        let in_time = held.elapsed() < ms(lease);
+        if !in_time {
+            open();
+        }
+        in_time.then_some((key, line))
+    });
     assert_eq!(short.reply().int(), 0, "{what}: timeouts go on");
     nobody_is_granted_within(ms(200), &mut [&mut b, &mut c]);
-    assert_eq!(queue(server, "k"), ["tB", "tC"], "{what}: in their order");
-    assert_eq!(holder(server, "k"), "nobody", "{what}");
+    assert_eq!(queue(server, &key), ["tB", "tC"], "{what}: in their order");
+    assert_eq!(holder(server, &key), "nobody", "{what}");
     let noise = Noise::of(server);
     open();
     let opened = Instant::now();
     b.fence();
     prompt(opened, SERVED, noise, what);
-    assert_eq!(holder(server, "k"), "tB");
-    assert_eq!(release(server, "k", "tB"), 1);
+    assert_eq!(holder(server, &key), "tB");
+    assert_eq!(release(server, &key, "tB"), 1);
     c.fence();
 }
 
@@ -283,9 +304,9 @@ fn nobody_is_granted_a_lock_while_too_few_replicas_are_there() {
     let set = |least: &str| assert_eq!(server.call(&["CONFIG", "SET", "min-replicas-to-write", least]).text(), "OK");
     shut_and_opened(&server, "after NOREPLICAS", "NOREPLICAS ", || set("1"), || set("0"));
     // By a replica that comes, too.
-    hold(&server, "k2", "tA", LEASE);
-    let mut b = line_up(&server, "k2", "tB", "1m", "0");
-    set("1");
+    hold(&server, "k2", "tA", "1m");
+    let mut b = line_up(&server, "k2", "tB", "5m", "0");
+    shut_before_the_end_of(&server, "k2", &[words("CONFIG SET min-replicas-to-write 1")]);
     nobody_is_granted_within(PAST, &mut [&mut b]);
     let follower = replica(&server, false);
     b.fence();
@@ -307,7 +328,7 @@ fn nobody_is_granted_a_lock_while_the_data_cannot_be_saved() {
     };
     // A folder of the file's name, with something in it, cannot be replaced by the file.
     let shut = || {
-        std::fs::create_dir(&in_the_way).unwrap();
+        std::fs::create_dir_all(&in_the_way).unwrap();
         std::fs::write(in_the_way.join("x"), "x").unwrap();
         server.call(&["CONFIG", "SET", "save", "3600 1000000"]);
         assert_eq!(server.call(&["CONFIG", "SET", "dbfilename", "in-the-way"]).text(), "OK");
@@ -342,9 +363,9 @@ fn full_memory_does_not_stop_a_hand_over() {
 #[test]
 fn whoever_asks_for_a_lock_whose_lease_ended_behind_a_shut_gate_comes_last() {
     let server = Server::start();
-    hold(&server, "k", "tA", LEASE);
+    hold(&server, "k", "tA", "1m");
     let mut b = line_up(&server, "k", "tB", "1m", "0");
-    server.call(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    shut_before_the_end_of(&server, "k", &[words("CONFIG SET min-replicas-to-write 1")]);
     nobody_is_granted_within(PAST, &mut [&mut b]);
     let replies = server.client().pipeline(&[
         words("CONFIG SET min-replicas-to-write 0"),
@@ -358,14 +379,14 @@ fn whoever_asks_for_a_lock_whose_lease_ended_behind_a_shut_gate_comes_last() {
 #[test]
 fn an_orderly_end_with_waiters_and_a_lease_that_ends_in_its_pause_is_clean() {
     let (mut primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", LEASE);
+    hold(&primary, "k", "tA", "1m");
     let mut b = line_up(&primary, "k", "tB", "1m", "0");
     // A replica that lags makes the server wait, writes paused, before it ends.
     follower.stop();
-    primary.call(&["SET", "x", "1"]);
     primary.call(&["CONFIG", "SET", "shutdown-timeout", "1"]);
+    // In one write, so that the lease has not ended before: the server hears of its end from the pause on.
     let mut shutting = primary.client();
-    shutting.send(&["SHUTDOWN", "NOSAVE"]);
+    shutting.send_all(&[args!["LOCK.RENEW", "k", "tA", LEFT], words("SHUTDOWN NOSAVE")]);
     let error = b.client.read(SOON).expect_err("it ends without a grant");
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
     wait_until(SOON, "it has ended", || !primary.is_alive());
@@ -419,7 +440,7 @@ fn many_gates_in_a_row_lose_nobody() {
     for number in 0..20 {
         let key = format!("k{number}");
         hold(&primary, &key, "tA", &format!("{}ms", 40 + number * 20));
-        line.push((key.clone(), line_up_on(primary.client(), &primary, &key, "tB", "1m", "0")));
+        line.push((key.clone(), enter(&primary, &key, "tB", "1m", "0")));
     }
     for round in 0..8 {
         let kind = if round % 2 == 0 { "WRITE" } else { "ALL" };
@@ -441,7 +462,7 @@ fn commands_that_a_servers_people_have_renamed_starve_nobody() {
         let renames: Vec<&str> = renamed.iter().flat_map(|name| ["--rename-command", name, ""]).collect();
         let server = Server::builder().args(&renames).start();
         hold(&server, "k", "tA", "100ms");
-        let mut b = line_up(&server, "k", "tB", "1m", "0");
+        let mut b = enter(&server, "k", "tB", "1m", "0");
         assert!(b.fence() > 0, "the lease ended, {renamed:?} renamed");
         let mut c = line_up(&server, "k", "tC", "1m", "0");
         server.call(&["UNLINK", "k"]);

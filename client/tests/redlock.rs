@@ -13,14 +13,15 @@ mod support;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rig::{SOON, Server, ValueExt, args, ms, wait_until};
+use rig::line::{Noise, net};
+use rig::{SOON, Server, ValueExt, args, in_time, ms, wait_until};
 use sluice_client::{Error, Kind, Loss, Options, aio, blocking};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
-use support::{Proxy, SLACK, url};
+use support::{Proxy, SLACK, Watch, url};
 
 fn servers() -> Vec<Server> {
     thread::scope(|scope| {
@@ -48,10 +49,21 @@ fn calm() -> Options {
     Options::new(SOON)
 }
 
+/// So long may a server take that runs, on such a machine; and each that does not run, or does not answer, costs as much.
+const NODE: Duration = ms(2500);
+
+/// What could not be done because the machine stood still for a good part of the ttl is done once more, with a longer one.
+#[track_caller]
+fn no_client_could<T>(watch: Watch, ttl: Duration) -> Option<T> {
+    let stall = watch.longest_stall();
+    assert!(stall > ttl / 10, "lost, and the machine stood still for no longer than {stall:?}");
+    None
+}
+
 #[test]
 fn one_holds_it_and_a_release_frees_all_servers() {
     let mut servers = servers();
-    let (a, b) = (on(&servers, calm()).node_timeout(ms(2000)), on(&servers, calm()));
+    let (a, b) = (on(&servers, calm()).node_timeout(NODE), on(&servers, calm()).node_timeout(NODE));
     let guard = a.try_acquire().unwrap().expect("free");
     assert!(guard.validity() <= SOON - ms(202) && guard.validity() > SOON / 2);
     // Three of them have answered by now. Of the others B might have one before A's call gets there, and A then not at all.
@@ -68,9 +80,9 @@ fn one_holds_it_and_a_release_frees_all_servers() {
 #[test]
 fn two_dead_servers_are_survived_and_three_are_not() {
     let mut servers = servers();
-    let lock = on(&servers, calm());
+    let lock = on(&servers, calm()).node_timeout(NODE);
     for dead in 0..5 {
-        let tried = lock.acquire_timeout(ms(300));
+        let tried = lock.acquire_timeout(if dead <= 2 { SOON } else { ms(300) });
         if dead <= 2 {
             assert!(tried.unwrap().expect("a quorum lives").release().unwrap());
         } else {
@@ -85,17 +97,19 @@ fn two_dead_servers_are_survived_and_three_are_not() {
 #[test]
 fn stalled_servers_cost_their_timeout_and_no_more() {
     let mut servers = servers();
-    let lock = on(&servers, calm()).node_timeout(ms(300));
+    let lock = on(&servers, calm()).node_timeout(NODE);
     servers[0].stop();
     servers[1].stop();
     let guard = lock.acquire_timeout(SOON).unwrap().expect("a quorum answers");
-    let start = Instant::now();
+    let watch = Watch::start();
     assert!(guard.release().unwrap());
-    assert!(start.elapsed() < ms(1500) + SLACK, "{:?}", start.elapsed());
+    let net = watch.net();
+    assert!(net < 5 * NODE + SLACK, "{net:?}");
     servers[2].stop();
-    let start = Instant::now();
+    let watch = Watch::start();
     assert!(matches!(lock.try_acquire(), Err(Error::NoQuorum { failed: 3, .. })));
-    assert!(start.elapsed() < ms(300) + SLACK, "{:?}", start.elapsed());
+    let net = watch.net();
+    assert!(net < NODE + SLACK, "{net:?}");
     // What the stalled ones were told meanwhile they do when they go on: in that order, so that nothing is left.
     servers[..3].iter().for_each(Server::cont);
     thread::sleep(ms(100));
@@ -106,7 +120,7 @@ fn stalled_servers_cost_their_timeout_and_no_more() {
 fn a_grant_whose_reply_was_lost_is_given_back_too() {
     let mut servers = servers();
     let proxies: Vec<Proxy> = servers.iter().map(Proxy::to).collect();
-    let lock = over(proxies.iter().map(Proxy::url), calm()).node_timeout(ms(300));
+    let lock = over(proxies.iter().map(Proxy::url), calm()).node_timeout(NODE);
     drop(lock.acquire_timeout(SOON).unwrap().expect("free"));
     proxies[..3].iter().for_each(|proxy| proxy.swallow(true));
     assert!(matches!(lock.try_acquire(), Err(Error::NoQuorum { failed: 3, .. })));
@@ -123,32 +137,37 @@ fn without_a_quorum_of_the_module_the_reason_is_said() {
 
 #[test]
 fn a_quorum_prolongs_it_and_without_one_it_is_lost() {
-    let mut servers = servers();
-    let (tell, told) = channel();
-    let ttl = ms(1500);
-    let options = Options::new(ttl).on_loss(move |loss| tell.send((Instant::now(), loss)).unwrap());
-    let lock = on(&servers, options).node_timeout(ms(300));
-    let guard = lock.acquire_timeout(SOON).unwrap().expect("free");
-    servers[0].kill9();
-    servers[1].stop();
-    thread::sleep(2 * ttl);
-    assert!(!guard.is_lost(), "three of five prolong it");
-    let proved = (Instant::now(), guard.validity());
-    servers[2].stop();
-    let stopped = Instant::now();
-    let (at, loss) = told.recv_timeout(SOON).unwrap();
-    assert_eq!(loss, Loss::Unproved);
-    assert!(at >= proved.0 + proved.1 && at < stopped + ttl + SLACK);
-    servers[1].cont();
-    servers[2].cont();
-    assert!(!guard.release().unwrap());
-    // Deleted on a majority: known at the next renewal.
-    servers[0].restart();
-    let guard = lock.acquire_timeout(SOON).unwrap().expect("free");
-    servers[..3].iter().for_each(|server| drop(server.cli(&["DEL", "k"])));
-    let (_, loss) = told.recv_timeout(SOON).unwrap();
-    assert!(matches!(loss, Loss::Gone | Loss::Unproved));
-    assert!(!guard.release().unwrap());
+    in_time(1500, |ttl| {
+        let (mut servers, ttl, watch) = (servers(), ms(ttl), Watch::start());
+        let (tell, told) = channel();
+        let options = Options::new(ttl).on_loss(move |loss| tell.send((Instant::now(), loss)).unwrap());
+        let lock = on(&servers, options).node_timeout(ttl / 5);
+        let guard = lock.acquire_timeout(SOON).unwrap().expect("free");
+        servers[0].kill9();
+        servers[1].stop();
+        thread::sleep(2 * ttl);
+        let proved = (Instant::now(), guard.validity());
+        if proved.1.is_zero() {
+            // Three of five prolong it.
+            return no_client_could(watch, ttl);
+        }
+        servers[2].stop();
+        let stopped = Watch::start();
+        let (at, loss) = told.recv_timeout(ttl + SOON).unwrap();
+        assert_eq!(loss, Loss::Unproved);
+        assert!(at >= proved.0 + proved.1 && stopped.net_until(at) < ttl + SLACK);
+        servers[1].cont();
+        servers[2].cont();
+        assert!(!guard.release().unwrap());
+        // Deleted on a majority: known at the next renewal.
+        servers[0].restart();
+        let guard = lock.acquire_timeout(SOON).unwrap().expect("free");
+        servers[..3].iter().for_each(|server| drop(server.cli(&["DEL", "k"])));
+        let (_, loss) = told.recv_timeout(ttl + SOON).unwrap();
+        assert!(matches!(loss, Loss::Gone | Loss::Unproved));
+        assert!(!guard.release().unwrap());
+        Some(())
+    });
 }
 
 // ---- faults at any moment, and the checker ----
@@ -287,10 +306,10 @@ fn job(random: &mut SmallRng) -> Duration {
 
 fn blocking_clients(urls: &[String], seed: u64, stop: &AtomicBool) -> Vec<Belief> {
     let history = Mutex::new(Vec::new());
-    let longest = Mutex::new(Duration::ZERO);
+    let (failed, noise) = (Mutex::new(Vec::new()), Noise::of_this_process());
     thread::scope(|scope| {
         for who in 0..3 {
-            let (history, longest) = (&history, &longest);
+            let (history, failed) = (&history, &failed);
             scope.spawn(move || {
                 let mut random = SmallRng::seed_from_u64(seed ^ (who as u64 + 1));
                 while !stop.load(Ordering::SeqCst) {
@@ -301,9 +320,7 @@ fn blocking_clients(urls: &[String], seed: u64, stop: &AtomicBool) -> Vec<Belief
                     let guard = match lock.acquire_timeout(ms(300)) {
                         Ok(Some(guard)) => guard,
                         Ok(None) | Err(Error::NoQuorum { .. }) => {
-                            let took = asked.elapsed();
-                            let mut longest = longest.lock().unwrap();
-                            *longest = longest.max(took);
+                            failed.lock().unwrap().push((asked, Instant::now()));
                             continue;
                         }
                         Err(error) => panic!("{error:?}"),
@@ -326,7 +343,9 @@ fn blocking_clients(urls: &[String], seed: u64, stop: &AtomicBool) -> Vec<Belief
             });
         }
     });
-    let longest = longest.into_inner().unwrap();
+    let lost = noise.lost();
+    let longest = failed.into_inner().unwrap().into_iter().map(|(from, to)| net(from, to, &lost)).max();
+    let longest = longest.unwrap_or_default();
     assert!(longest < ms(300 + 60) + SLACK, "a failed acquire took {longest:?}");
     history.into_inner().unwrap()
 }
@@ -380,18 +399,22 @@ fn tokio_clients(urls: &[String], seed: u64, stop: &AtomicBool) -> Vec<Belief> {
     std::mem::take(&mut *history.lock().unwrap())
 }
 
+/// Once in some runs at least, where a quorum is there; a machine that stands still may spoil one.
+fn somebody_gets_it(faults: usize, mut run: impl FnMut() -> usize) {
+    let got = (0..4).any(|_| run() > 0 || faults > 2);
+    assert!(got, "nobody ever got it with {faults} servers at fault");
+}
+
 #[test]
 fn never_two_holders_whatever_happens_to_up_to_three_servers() {
     for faults in 0..=3 {
-        let granted = chaos("blocking", faults, blocking_clients);
-        assert!(faults > 2 || granted > 0, "nobody ever got it with {faults} servers at fault");
+        somebody_gets_it(faults, || chaos("blocking", faults, blocking_clients));
     }
 }
 
 #[test]
 fn never_two_holders_whatever_happens_to_up_to_three_servers_with_tokio() {
     for faults in 0..=3 {
-        let granted = chaos("tokio", faults, tokio_clients);
-        assert!(faults > 2 || granted > 0, "nobody ever got it with {faults} servers at fault");
+        somebody_gets_it(faults, || chaos("tokio", faults, tokio_clients));
     }
 }

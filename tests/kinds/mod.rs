@@ -75,6 +75,17 @@ pub fn line_up(server: &Server, command: &str) -> Waiter {
     Waiter { client, id, command: command.to_owned() }
 }
 
+/// The same for one whose patience may be over before anybody has seen it wait: the queue has it, or its answer is here.
+#[track_caller]
+pub fn enter(server: &Server, command: &str) -> Waiter {
+    let waiter = send_up(server, command);
+    wait_until(SOON, "the call is in the queue or answered", || {
+        let queued = info(server, command).map()["queue"].array();
+        waiter.client.is_answered() || queued.iter().any(|entry| entry.map()["client"].int() == waiter.id)
+    });
+    waiter
+}
+
 /// Sends an ACQUIRE … BLOCK whose grant may come before anybody could see it wait.
 #[track_caller]
 pub fn send_up(server: &Server, command: &str) -> Waiter {

@@ -94,6 +94,15 @@ impl Client {
         }
     }
 
+    /// Whether something has come that is still to be read: a reply, or the end of the connection.
+    #[track_caller]
+    pub fn is_answered(&self) -> bool {
+        self.socket.set_nonblocking(true).expect("a socket that need not be waited for");
+        let seen = self.socket.peek(&mut [0]);
+        self.socket.set_nonblocking(false).expect("a socket that is waited for");
+        !matches!(seen, Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()))
+    }
+
     /// Whether nothing comes for that long. For "still waits" ask a condition of the server first, so that the time here
     /// only has to cover what is wrong, not what is slow.
     #[track_caller]

@@ -1,6 +1,6 @@
 //! Locks and those who wait for them, as a test sees them.
 
-use super::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for};
+use super::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for, wait_until};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -89,6 +89,20 @@ pub fn line_up_on(mut client: Client, server: &Server, key: &str, token: &str, t
     Waiter { client, id, sent, token: token.to_owned() }
 }
 
+/// The same where the holder's lease or the waiter's own patience is so short that it may be over before anybody has seen the call
+/// wait: returns when the queue has it, or its answer is here.
+#[track_caller]
+pub fn enter(server: &Server, key: &str, token: &str, ttl: &str, timeout: &str) -> Waiter {
+    let mut client = server.client();
+    let id = client.id();
+    let sent = Instant::now();
+    client.send(&["LOCK.ACQUIRE", key, token, ttl, "BLOCK", timeout]);
+    wait_until(SOON, "the call is in the queue or answered", || {
+        client.is_answered() || queued_ids(server, key).contains(&id)
+    });
+    Waiter { client, id, sent, token: token.to_owned() }
+}
+
 /// The tokens in the queue, the next one first.
 #[track_caller]
 pub fn queue(server: &Server, key: &str) -> Vec<String> {
@@ -156,7 +170,7 @@ pub fn unix_ms() -> f64 {
 }
 
 /// What a busy machine adds to a time that a test measures: while this lives, a thread sleeps for a millisecond and asks
-/// the server for a PONG, over and over, and notes how much longer that took.
+/// the server, where one is given, for a PONG, over and over, and notes how much longer that took.
 pub struct Noise {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<Vec<(Instant, Instant)>>>,
@@ -166,15 +180,25 @@ impl Noise {
     /// Begins to listen.
     pub fn of(server: &Server) -> Self {
         // The time until it is connected and its thread runs is the machine's as well.
-        let mut from = Instant::now();
+        Self::begin(Instant::now(), Some(server.client()))
+    }
+
+    /// The same of this process alone, where the test itself makes a server late.
+    pub fn of_this_process() -> Self {
+        Self::begin(Instant::now(), None)
+    }
+
+    fn begin(mut from: Instant, mut client: Option<Client>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, mut client) = (Arc::clone(&stop), server.client());
+        let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut lost = Vec::new();
             while !stopped.load(Relaxed) {
                 std::thread::sleep(ms(1));
-                // Not a single word, after which the module may look at all its keys.
-                client.call(&["PING", "is anybody there?"]);
+                if let Some(client) = &mut client {
+                    // Not a single word, after which the module may look at all its keys.
+                    client.call(&["PING", "is anybody there?"]);
+                }
                 // A sleep is late by a part of a millisecond everywhere.
                 if from.elapsed() > ms(2) {
                     lost.push((from + ms(1), Instant::now()));

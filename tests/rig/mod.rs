@@ -37,6 +37,15 @@ pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
+/// What has to be done before a time is over that runs all along, though the machine may stand still for longer than that:
+/// where it was not in time, it is tried once more with four times as much. `attempt` is given its time in ms, and says by `None`
+/// that it was over too soon to tell.
+#[track_caller]
+pub fn in_time<T>(least: u64, mut attempt: impl FnMut(u64) -> Option<T>) -> T {
+    let times: Vec<u64> = (0..5).map(|turn| least << (2 * turn)).collect();
+    times.iter().find_map(|time| attempt(*time)).unwrap_or_else(|| panic!("too late each time, with {times:?} ms"))
+}
+
 /// Asks `is_so` every millisecond until it says yes; at the deadline it panics with `what`.
 #[track_caller]
 pub fn wait_until(within: Duration, what: &str, mut is_so: impl FnMut() -> bool) {

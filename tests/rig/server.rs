@@ -4,7 +4,7 @@ use super::client::shown;
 use super::spawn::{command, in_path, spawn};
 use super::{Client, SOON, ValueExt, wait_for, wait_until};
 use rand::RngExt;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,6 +12,7 @@ use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 /// How a server is to be started; see [`Server::builder`].
@@ -144,6 +145,8 @@ impl Server {
         run.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
         // With `everysec` the server puts writing off while the disk is slow, and what a test reads of the file is old.
         run.args(["--appendfsync", "no"]);
+        // What is slow on a busy machine would be noted, in memory that tests count.
+        run.args(["--slowlog-log-slower-than", "-1"]);
         // A primary otherwise waits 5 s for more replicas before it serves the first.
         run.args(["--repl-diskless-sync-delay", "0"]);
         if let Some(primary) = self.how.replica_of {
@@ -394,14 +397,16 @@ pub(super) fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(25)..].join("\n")
 }
 
-/// A port that is free now. Ports below those that systems give to outgoing connections, and low enough for a cluster's
-/// second port (10000 above) to be so too.
+/// A port that is free now, and that nobody in this process has been given before: a server that is down for a while comes back to
+/// its own. Ports below those that systems give to outgoing connections, and low enough for a cluster's second port (10000 above)
+/// to be so too.
 pub(super) fn free_port() -> u16 {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     let mut random = rand::rng();
     (0..1000)
         .map(|_| random.random_range(16_000..22_000))
-        .find(|port| free(*port) && free(port + 10_000))
+        .find(|port| free(*port) && free(port + 10_000) && GIVEN.lock().unwrap().insert(*port))
         .expect("a free port")
 }
 

@@ -2,15 +2,76 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice)]
 
-use crate::rig::{Server, Value, ValueExt, args};
+use crate::rig::line::{Noise, net};
+use crate::rig::{SOON, Server, Value, ValueExt, args};
+use sluice_client::{Error, aio, blocking};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub fn url(server: &Server) -> String {
     format!("redis://127.0.0.1:{}/", server.port())
+}
+
+/// So long may an answer take where the machine is late; what is given up is given back within as much.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Asks a server that may be late because the machine is.
+pub fn open(server: &Server) -> blocking::Sluice {
+    blocking::Sluice::open(&url(server)).unwrap().response_timeout(ANSWER)
+}
+
+/// The same with tokio.
+pub fn open_aio(server: &Server) -> aio::Sluice {
+    aio::Sluice::open(&url(server)).unwrap().response_timeout(ANSWER)
+}
+
+/// Tries once more where a call with a short timeout met a machine that stood still. What such a call was granted is given back
+/// by the client, in its own time.
+#[track_caller]
+pub fn patiently<T>(mut call: impl FnMut() -> Result<Option<T>, Error>) -> T {
+    let (deadline, mut was_late) = (Instant::now() + SOON, false);
+    loop {
+        match call() {
+            Ok(Some(got)) => return got,
+            Ok(None) => assert!(was_late, "the lock is free"),
+            Err(Error::Timeout) => was_late = true,
+            Err(error) => panic!("{error:?}"),
+        }
+        assert!(Instant::now() < deadline, "not within {SOON:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A time that is measured without what the machine took away meanwhile.
+pub struct Watch {
+    from: Instant,
+    noise: Noise,
+}
+
+impl Watch {
+    /// Begins now. It looks at this process alone, so that a server which a test stops is not taken for a slow machine.
+    pub fn start() -> Self {
+        Self { noise: Noise::of_this_process(), from: Instant::now() }
+    }
+
+    /// How long it was until now.
+    pub fn net(self) -> Duration {
+        self.net_until(Instant::now())
+    }
+
+    /// How long it was until then.
+    pub fn net_until(self, to: Instant) -> Duration {
+        net(self.from, to, &self.noise.lost())
+    }
+
+    /// The longest time without a break for which the machine stood still. Where that is a good part of a ttl, a lock may be lost
+    /// that no client could have kept.
+    pub fn longest_stall(self) -> Duration {
+        self.noise.lost().iter().map(|(from, to)| *to - *from).max().unwrap_or_default()
+    }
 }
 
 /// How often the server carried a command out.
