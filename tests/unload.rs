@@ -103,6 +103,36 @@ fn a_transaction_may_unload_the_module_and_others_are_closed() {
 }
 
 #[test]
+fn what_a_pause_holds_back_is_not_run_after_an_unload() {
+    let server = Server::start();
+    let (mut admin, mut plain) = (server.client(), server.client());
+    let mut open = in_transaction(&server, &ours()[0]);
+    assert_eq!(admin.call(&["CLIENT", "PAUSE", "60000", "WRITE"]).text(), "OK");
+    let mut held: Vec<Client> = ours().iter().map(|_| server.client()).collect();
+    for (client, call) in held.iter_mut().zip(ours()) {
+        client.send(&call);
+    }
+    open.send(&["EXEC"]);
+    plain.send(&["SET", "plain", "x"]);
+    // INFO does not write, so it is answered.
+    let paused = ours().len() as i64 + 1;
+    wait_for(SOON, "they are held back", || server.blocked_clients(), |blocked| *blocked == paused);
+    assert_eq!(admin.call(&["MODULE", "UNLOAD", "sluice"]).text(), "OK");
+    assert_eq!(admin.call(&["CLIENT", "UNPAUSE"]).text(), "OK");
+    assert_eq!(plain.read(SOON).unwrap().text(), "OK");
+    assert_eq!(open.read(SOON).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    for client in &mut held {
+        // The one that was answered may have been closed since, where the server remembers.
+        match client.read(SOON) {
+            Ok(reply) => assert!(!reply.is_error("ERR "), "{reply:?}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::UnexpectedEof),
+        }
+    }
+    assert_eq!(admin.call(&["GET", "plain"]).text(), "x");
+    assert!(admin.call(&["EXISTS", "k"]).int() == 0, "nothing of it has run");
+}
+
+#[test]
 fn a_rule_that_names_a_command_is_a_reason_to_stay() {
     let server = Server::start();
     for rule in [&["+lock.acquire"][..], &["+@all", "-RL.FIXED"], &["(+sem.info ~k)"]] {

@@ -16,8 +16,8 @@ pub fn is_named(user: &[u8], is_ours: impl Fn(&[u8]) -> bool) -> bool {
 }
 
 /// The ids of the clients in `CLIENT LIST` that would have the server run one of our commands: those in the middle of a
-/// transaction, of which nothing tells what is in it, and, where the server `remembers` the last command of each client, those
-/// whose last one is ours.
+/// transaction, of which nothing tells what is in it, those that a pause keeps from running one, and, where the server
+/// `remembers` the last command of each client, those whose last one is ours.
 ///
 /// Not among them are the client whose command this is, for it cannot be closed while it runs, and a replica's primary, which
 /// sends no command of ours.
@@ -27,10 +27,12 @@ pub fn left_behind(clients: &[u8], remembers: bool, is_ours: impl Fn(&[u8]) -> b
     for line in clients.split(|byte| *byte == b'\n') {
         let field = |name: &[u8]| line.split(|byte| *byte == b' ').find_map(|field| field.strip_prefix(name));
         let (Some(id), Some(last)) = (field(b"id=").and_then(args::integer), field(b"cmd=")) else { continue };
+        let has_flag = |flag| field(b"flags=").is_none_or(|flags| flags.contains(&flag));
+        let is_paused = has_flag(b'b');
         let runs = last.eq_ignore_ascii_case(b"exec") || last.eq_ignore_ascii_case(b"module|unload");
-        let is_primary = field(b"flags=").is_none_or(|flags| flags.contains(&b'M'));
         let has_queued = field(b"multi=").and_then(args::integer).is_some_and(|queued| queued > 0);
-        if !runs && !is_primary && (has_queued || (remembers && is_ours(last))) {
+        let has_one = (has_queued && (!runs || is_paused)) || ((remembers || is_paused) && is_ours(last));
+        if has_one && !has_flag(b'M') {
             ids.push(id);
         }
     }
@@ -77,10 +79,14 @@ mod tests {
             id=8 addr=a:6 name= flags=M db=0 multi=4 cmd=set user=u resp=2\n\
             id=10 addr=a:7 name= flags=S db=0 multi=-1 cmd=replconf user=\xff resp=2\n\
             id=11 addr=a:8 name= flags=N db=0 multi=-1 cmd=NULL user=u resp=2\n\
+            id=12 addr=a:9 name= flags=b db=0 multi=-1 cmd=lock.acquire user=u resp=2\n\
+            id=13 addr=a:10 name= flags=b db=0 multi=-1 cmd=blpop user=u resp=2\n\
+            id=14 addr=a:11 name= flags=xb db=0 multi=2 cmd=exec user=u resp=2\n\
+            id=15 addr=a:12 name= flags=Mx db=0 multi=2 cmd=rl.fixed user=u resp=2\n\
             id=18446744073709551616 flags=N multi=1 cmd=get\n\
             nothing=at all\n";
-        assert_eq!(left_behind(clients, false, is_ours), [4]);
-        assert_eq!(left_behind(clients, true, is_ours), [3, 4]);
+        assert_eq!(left_behind(clients, false, is_ours), [4, 12, 14]);
+        assert_eq!(left_behind(clients, true, is_ours), [3, 4, 12, 14]);
         assert!(left_behind(b"", true, is_ours).is_empty());
     }
 }

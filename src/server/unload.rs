@@ -4,6 +4,7 @@
 //! - An ACL rule that names a command. Redis 8 and Valkey 8 crash while they unload, Redis 7.0 at the next ACL LIST; Valkey 9
 //!   refuses by itself.
 //! - A transaction that is open: its EXEC runs the command, on all servers.
+//! - A command that CLIENT PAUSE holds back: most servers run it afterwards without looking it up again.
 //! - Redis 8 remembers each client's last command, to look the next one up faster.
 
 use sluice_core::unload;
