@@ -1,4 +1,4 @@
-//! What the server would not survive after an unload, and is kept from here. All of it are faults of servers that any module
+//! What the server would not survive after an unload, and is kept from here. All of these are faults of servers, which any module
 //! meets: they go on to use a command that is no more.
 //!
 //! - An ACL rule that names a command. Redis 8 and Valkey 8 crash while they unload, Redis 7.0 at the next ACL LIST; Valkey 9
@@ -20,8 +20,8 @@ use crate::spec;
 pub(super) fn prepare() -> Result<(), &'static str> {
     // SAFETY: two C strings, as the format says; the reply is ours.
     let users = unsafe { Reply::new(api!(RedisModule_Call)(own(), c"ACL".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr())) };
-    let lines = (0..).map(|at| users.element(at)).take_while(|line| !line.is_empty());
-    if lines.into_iter().any(|line| unload::is_named(line, is_ours)) {
+    let mut lines = (0..).map(|at| users.element(at)).take_while(|line| !line.is_empty());
+    if lines.any(|line| unload::is_named(line, is_ours)) {
         return Err(
             "an ACL rule names a command of the module, and the server would crash: delete or reset that user first",
         );
