@@ -1,13 +1,14 @@
 """A server of one's own, natively or under callgrind, and a client that is cheap enough to load it."""
 
 import os
-import random
 import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+
+from _server import free_port
 
 
 class ServerError(Exception):
@@ -62,18 +63,6 @@ class Client:
     def info(self, section):
         lines = self.call("INFO", section).decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def free_port():
-    """A port that is free now, of those that systems do not give to outgoing connections, which come and go."""
-    while True:
-        port = random.randrange(10_000, 16_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
 
 
 class Server:

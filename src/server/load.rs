@@ -168,7 +168,7 @@ fn options(context: *mut raw::RedisModuleCtx, valkey: bool) {
 }
 
 /// From Valkey 8.1.0 to 9.1.0 a client's MOVE leaves it in the other database, and goes wrong on replicas, if any module
-/// listens to key events. The one thing a version is asked for: a bug has no function to look for.
+/// listens to key events. A version is asked for bugs only, which have no function to look for.
 fn breaks_move() -> bool {
     // SAFETY: no preconditions.
     let version = unsafe { api!(RedisModule_GetServerVersion)() };

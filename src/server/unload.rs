@@ -59,7 +59,7 @@ fn is_ours(command: &[u8]) -> bool {
     spec::ALL.iter().any(|ours| ours.name.as_bytes().eq_ignore_ascii_case(command))
 }
 
-/// Does the server keep each client's last command for the next one? A bug has no function to look for.
+/// Does the server keep each client's last command for the next one?
 fn remembers() -> bool {
     // SAFETY: no preconditions.
     let version = unsafe { api!(RedisModule_GetServerVersion)() };
