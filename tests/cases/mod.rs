@@ -6,7 +6,7 @@
 
 pub mod models;
 
-use crate::rig::{Client, SOON, Server, Value, ValueExt, args, ms, wait_until};
+use crate::rig::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for, wait_until};
 
 /// Four and a half hours, in which no test ends: a lease or window that must not run out by itself.
 pub const LONG: &str = "270m";
@@ -90,8 +90,8 @@ pub fn timed(client: &mut Client, words: &[Vec<u8>]) -> Timed {
     Timed { before: micros(&replies.pop().unwrap()), after, reply }
 }
 
-/// Asks again and again until the call passes, and holds every answer to the first one's promise: before `retry_after` is
-/// over it is refused, after that it is allowed. The call must be refused at first.
+/// Asks until the call is refused, and then again and again until it passes, and holds every answer to the first refusal's
+/// promise: before `retry_after` is over it is refused, after that it is allowed.
 #[track_caller]
 pub fn refused_until_its_time_and_allowed_from_then_on(client: &mut Client, words: &[Vec<u8>]) {
     // RL.BUCKET reckons in µs and rounds its answer up to ms; the others know nothing below the ms.
@@ -100,9 +100,9 @@ pub fn refused_until_its_time_and_allowed_from_then_on(client: &mut Client, word
         let wait = call.verdict().retry_after * 1000;
         (call.before / unit * unit + wait - rounding, call.after / unit * unit + wait)
     };
-    let first = timed(client, words);
+    let first = wait_for(SOON, "a refusal", || timed(client, words), |asked| !asked.verdict().allowed);
     let refused = first.verdict();
-    assert!(!refused.allowed && refused.retry_after > 0, "{refused:?}");
+    assert!(refused.retry_after > 0, "{refused:?}");
     // The call passes from a moment on that lies between these two, in µs.
     let (earliest, latest) = promise(&first);
     wait_until(ms(u64::try_from(refused.retry_after).unwrap()) + SOON, "the promised moment comes", || {
