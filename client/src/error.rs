@@ -2,6 +2,8 @@
 
 use crate::lease::Loss;
 use redis::RedisError;
+use std::error::Error as StdError;
+use std::sync::Arc;
 
 /// What can go wrong. To lose is none of it: that is an answer (`None`, or a decision that says no).
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +111,18 @@ pub(crate) fn from_server(error: &RedisError) -> bool {
     error.code().is_some()
 }
 
+/// Whether a signal ended the read: on a socket with a timeout the system does not go on by itself (signal(7)), and the redis
+/// crate does not either. A sampling profiler sends such signals, and so does being stopped and continued.
+pub(crate) fn interrupted(error: &RedisError) -> bool {
+    // (The crate tells no kind of I/O error but those it has words for, and keeps the error in an Arc.)
+    let io =
+        StdError::source(error).and_then(|source| match source.downcast_ref::<Arc<dyn StdError + Send + Sync>>() {
+            Some(kept) => kept.downcast_ref::<std::io::Error>(),
+            None => source.downcast_ref(),
+        });
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::Interrupted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,5 +169,13 @@ mod tests {
         assert!(matches!(io(std::io::ErrorKind::WouldBlock), Error::Timeout));
         assert!(matches!(io(std::io::ErrorKind::ConnectionReset), Error::Connection(_)));
         assert!(io(std::io::ErrorKind::Interrupted).outcome_is_unknown());
+    }
+
+    #[test]
+    fn a_signal_is_told_from_a_connection_that_is_gone() {
+        let io = |kind| interrupted(&RedisError::from(std::io::Error::from(kind)));
+        assert!(io(std::io::ErrorKind::Interrupted));
+        assert!(!io(std::io::ErrorKind::ConnectionReset) && !io(std::io::ErrorKind::WouldBlock));
+        assert!(!interrupted(&server("ERR Interrupted system call")));
     }
 }

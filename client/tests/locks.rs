@@ -15,9 +15,10 @@ use rig::{SOON, Server, ValueExt, args, in_time, ms, wait_for, wait_until};
 use sluice_client::blocking::{Guard, Lock, Sluice};
 use sluice_client::{Error, Kind, Limit, Options};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-use support::{Proxy, SLACK, Watch, calls, held, info, open, patiently, queue, waiters};
+use support::{Proxy, SLACK, Watch, calls, held, info, open, patiently, queue, url, waiters};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -161,6 +162,53 @@ fn a_wait_ends_in_time_and_leaves_the_queue() {
     assert!(lock(&server, "k", Kind::Exclusive).acquire_timeout(ms(150)).unwrap().is_none());
     let (all, net) = (start.elapsed(), watch.net());
     assert!(all >= ms(150) && net < ms(150) + SLACK, "{all:?}, {net:?}");
+    assert_eq!(waiters(&server, "k"), 0);
+}
+
+/// Where the process below finds its server.
+const URL: &str = "SLUICE_CLIENT_TEST_URL";
+
+/// Not a test of its own: the life of a client that another test stops while it waits.
+#[test]
+fn the_stopped_waiter() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let guard = Sluice::open(&url).unwrap().lock("k", Options::new(LONG)).acquire().unwrap();
+    assert!(guard.release().unwrap());
+}
+
+/// Stopping and continuing a process ends a read on a socket that has a timeout, as any signal does that is handled.
+#[test]
+fn a_wait_that_signals_interrupt_goes_on_at_its_place() {
+    let server = Server::start();
+    let first = hold(&lock(&server, "k", Kind::Exclusive));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_stopped_waiter"])
+        .env(URL, url(&server))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until(SOON, "the process waits", || waiters(&server, "k") == 1);
+    // (Neither is in the way of a test that fails: both end with the server.)
+    let b = lock(&server, "k", Kind::Exclusive);
+    let late = thread::spawn(move || b.acquire().unwrap());
+    wait_until(SOON, "another waits behind it", || waiters(&server, "k") == 2);
+    let line = queue(&server, "k");
+    for _ in 0..5 {
+        let asked = calls(&server, "lock.acquire");
+        for (name, states) in [("STOP", "T"), ("CONT", "SRD")] {
+            let id = child.id().to_string();
+            assert!(Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", name, &id]).status().unwrap().success());
+            wait_until(SOON, name, || {
+                let all = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+                all.rsplit(") ").next().unwrap().starts_with(|state| states.contains(state))
+            });
+        }
+        wait_until(SOON, "it asks again", || calls(&server, "lock.acquire") > asked);
+        assert_eq!(queue(&server, "k"), line);
+    }
+    drop(first);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(late.join().unwrap().token(), line[1]);
     assert_eq!(waiters(&server, "k"), 0);
 }
 

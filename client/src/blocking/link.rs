@@ -3,7 +3,7 @@
 use super::{Limiter, Lock};
 use crate::client;
 use crate::command::Call;
-use crate::error::{Error, from_server};
+use crate::error::{Error, from_server, interrupted};
 use crate::limit::Limit;
 use crate::options::Options;
 use crate::time::{later, left};
@@ -103,7 +103,8 @@ impl fmt::Debug for Sluice {
 pub(super) struct Link {
     sluice: Sluice,
     connection: Option<Connection>,
-    /// The last call over the connection was not answered in time. Another one is still carried out behind it, in that order.
+    /// The last call over the connection was not answered in time, or a signal came first. Another one is still carried out
+    /// behind it, in that order.
     behind: bool,
     /// Something was sent at some time.
     sent: bool,
@@ -118,12 +119,14 @@ impl Link {
         &self.sluice
     }
 
-    /// Sends a call and reads its answer. After [`Error::Timeout`] the connection is kept, for [`Self::behind`] only.
+    /// Sends a call and reads its answer. After [`Error::Timeout`], and after a signal, the connection is kept, for
+    /// [`Self::behind`] only.
     pub(super) fn ask(&mut self, call: &Call, within: Duration) -> Result<Value, Error> {
         self.send(call, within, false)
     }
 
-    /// The same for a call that may be carried out twice: it is sent again, once, if the connection turns out to be closed.
+    /// The same for a call that may be carried out twice: it is sent again, once, if the connection turns out to be closed, and as
+    /// long as there is time if a signal interrupts it.
     pub(super) fn ask_again(&mut self, call: &Call, within: Duration) -> Result<Value, Error> {
         self.send(call, within, true)
     }
@@ -133,7 +136,7 @@ impl Link {
             self.connection = None;
         }
         let deadline = later(Instant::now(), within);
-        let mut again = again;
+        let mut once_more = again;
         loop {
             let mut connection = match self.connection.take().or_else(|| self.sluice.idle()) {
                 Some(connection) => connection,
@@ -157,13 +160,16 @@ impl Link {
             };
             if from_server(&error) {
                 self.connection = Some(connection);
-            } else if error.is_timeout() {
+            } else if interrupted(&error) && again && Instant::now() < deadline {
+                // Over a fresh connection: on this one the answer may still come, and not to be told from the next.
+                continue;
+            } else if error.is_timeout() || interrupted(&error) {
                 self.connection = Some(connection);
                 self.behind = true;
                 self.sluice.forget();
             } else {
                 self.sluice.forget();
-                if std::mem::take(&mut again) {
+                if std::mem::take(&mut once_more) {
                     continue;
                 }
             }

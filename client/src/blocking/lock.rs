@@ -3,7 +3,7 @@
 use super::hold::{Held, Keeper};
 use super::link::{Link, Sluice};
 use crate::command::Words;
-use crate::error::Error;
+use crate::error::{Error, interrupted};
 use crate::lease::{Lease, Loss, Renewal};
 use crate::options::{Kind, Options};
 use crate::random::{fraction, retry_delay, token};
@@ -213,6 +213,8 @@ impl Asker<'_> {
                     }
                     self.aside = self.link.put_aside();
                 }
+                // The server knows nothing of it: the place is kept, as above.
+                Err(Error::Connection(error)) if interrupted(&error) => self.aside = self.link.put_aside(),
                 Err(error @ Error::Connection(_)) => {
                     // The place is lost; a server that is there takes the token in again. One that hangs up time and again
                     // is not waited for.
