@@ -363,6 +363,15 @@ impl Run {
     }
 }
 
+/// Ends the run when it goes, also where a server does not start again: the clients would look for it for ever.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// All tokens that the AOF names, in whatever it has of each.
 fn written(server: &Server) -> HashSet<String> {
     let mut all = HashSet::new();
@@ -401,6 +410,7 @@ fn what_was_acknowledged_outlives_the_servers_death_again_and_again() {
     let mut handovers = 0;
     std::thread::scope(|threads| {
         let run = &run;
+        let ends = Ends(&run.stop);
         let mut all = vec![threads.spawn(move || run.trouble(seed ^ 1))];
         all.extend((0..CLIENTS).map(|n| threads.spawn(move || run.client(n, seed.wrapping_add(2 + n as u64)))));
         let limited = |n: usize| move || run.limited(CLIENTS + 1 + n, seed.wrapping_sub(1 + n as u64));
@@ -417,7 +427,7 @@ fn what_was_acknowledged_outlives_the_servers_death_again_and_again() {
             }
             server.restart();
         }
-        run.stop.store(true, Relaxed);
+        drop(ends);
         assert!(all.into_iter().map(|one| one.join()).all(|end| end.is_ok()), "see above; SLUICE_SEED={seed}");
     });
     let mut history = run.history.into_inner().unwrap();

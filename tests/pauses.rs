@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
+#[path = "waiting/late.rs"]
+mod late;
 mod rig;
 
+use late::{took, within};
 use rig::cluster::Cluster;
 use rig::line::{Noise, not_here, prompt, words};
 use rig::{
@@ -194,15 +197,20 @@ fn nobody_until(until: Instant, server: &Server, had: i64) {
 fn leases_of_every_kind_that_end_in_a_pause_are_handed_over_after_it() {
     for kind in ["WRITE", "ALL"] {
         let (mut primary, follower) = primary_and_replica();
-        let mut waiting = one_of_each(&primary, "k");
-        let (noise, paused) = (Noise::of(&follower), Instant::now());
-        end_leases_and(&primary, &waiting, 60, Some(&format!("CLIENT PAUSE 400 {kind}")));
-        for waiter in &mut waiting {
-            waiter.fence();
-            assert!(paused.elapsed() >= ms(399), "{kind}: granted within the pause");
-        }
-        prompt(paused, ms(400) + SERVED, noise, "the grants after a pause");
-        waiting.iter().for_each(|waiter| waiter.holds(&primary));
+        within(ms(400) + SERVED, "the grants after a pause", |round| {
+            let mut waiting = one_of_each(&primary, &format!("{round}:"));
+            // In a pause of all commands the server itself has no reply.
+            let noise = Noise::of(if kind == "ALL" { &follower } else { &primary });
+            let paused = Instant::now();
+            end_leases_and(&primary, &waiting, 60, Some(&format!("CLIENT PAUSE 400 {kind}")));
+            for waiter in &mut waiting {
+                waiter.fence();
+                assert!(paused.elapsed() >= ms(399), "{kind}: granted within the pause");
+            }
+            let took = took(paused, noise);
+            waiting.iter().for_each(|waiter| waiter.holds(&primary));
+            took
+        });
         same_everywhere(&mut primary, &follower);
     }
 }
@@ -210,95 +218,103 @@ fn leases_of_every_kind_that_end_in_a_pause_are_handed_over_after_it() {
 #[test]
 fn who_times_out_or_dies_in_a_pause_is_skipped_after_it_in_queues_of_every_kind() {
     let (mut primary, follower) = primary_and_replica();
-    let (mut first, mut rest) = in_time(400, |patience| {
-        let prefix = format!("{patience}:");
-        let first = one_of_each(&primary, &prefix);
-        let begun = Instant::now();
-        let rest: Vec<[Waiter; 2]> = KINDS
-            .map(|(end, take, _)| {
-                let key = format!("{prefix}{end}");
-                // Shared ones would be granted together: here they are behind each other by a wish for all of it.
-                let take = if end == "s" { KINDS[0].1 } else { take };
-                let times_out = enter(&primary, take, &key, "tC", &format!("{patience}ms"));
-                [times_out, line_up(&primary, take, &key, "tD", "0")]
-            })
-            .into();
-        if begun.elapsed() < ms(patience) {
-            end_leases_and(&primary, &first, 60, Some("CLIENT PAUSE 600000 WRITE"));
-            return Some((first, rest));
+    within(SERVED, "the grants after a pause", |round| {
+        let had = handovers(&primary);
+        let (mut first, mut rest) = in_time(400, |patience| {
+            let prefix = format!("{round}:{patience}:");
+            let first = one_of_each(&primary, &prefix);
+            let begun = Instant::now();
+            let rest: Vec<[Waiter; 2]> = KINDS
+                .map(|(end, take, _)| {
+                    let key = format!("{prefix}{end}");
+                    // Shared ones would be granted together: here they are behind each other by a wish for all of it.
+                    let take = if end == "s" { KINDS[0].1 } else { take };
+                    let times_out = enter(&primary, take, &key, "tC", &format!("{patience}ms"));
+                    [times_out, line_up(&primary, take, &key, "tD", "0")]
+                })
+                .into();
+            if begun.elapsed() < ms(patience) {
+                end_leases_and(&primary, &first, 60, Some("CLIENT PAUSE 600000 WRITE"));
+                return Some((first, rest));
+            }
+            drop((first, rest));
+            wait_for(SOON, "nobody is left of it", || all_waiters(&primary), |left| *left == 0);
+            None
+        });
+        for (waiter, how) in first.iter_mut().zip(["kill", "close", "unblock", "error"]) {
+            match how {
+                "kill" => assert_eq!(primary.call(&args!["CLIENT", "KILL", "ID", waiter.id]).int(), 1),
+                "unblock" => {
+                    assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", waiter.id]).int(), 1);
+                    assert_eq!(waiter.reply().int(), 0);
+                }
+                "error" => {
+                    assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", waiter.id, "ERROR"]).int(), 1);
+                    assert!(waiter.reply().is_error("UNBLOCKED "));
+                }
+                _ => {
+                    let other = primary.client();
+                    std::mem::replace(&mut waiter.client, other).close();
+                }
+            }
         }
-        drop((first, rest));
-        wait_for(SOON, "nobody is left of it", || all_waiters(&primary), |left| *left == 0);
-        None
+        for [times_out, _] in &mut rest {
+            assert_eq!(times_out.reply().int(), 0);
+        }
+        wait_for(SOON, "one waits for each", || all_waiters(&primary), |left| *left == 4);
+        nobody_until(Instant::now() + ms(100), &primary, had);
+        let noise = Noise::of(&primary);
+        let opened = Instant::now();
+        primary.ok(&["CLIENT", "UNPAUSE"]);
+        for [_, last] in &mut rest {
+            last.fence();
+        }
+        let took = took(opened, noise);
+        rest.iter().for_each(|[_, last]| last.holds(&primary));
+        took
     });
-    for (waiter, how) in first.iter_mut().zip(["kill", "close", "unblock", "error"]) {
-        match how {
-            "kill" => assert_eq!(primary.call(&args!["CLIENT", "KILL", "ID", waiter.id]).int(), 1),
-            "unblock" => {
-                assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", waiter.id]).int(), 1);
-                assert_eq!(waiter.reply().int(), 0);
-            }
-            "error" => {
-                assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", waiter.id, "ERROR"]).int(), 1);
-                assert!(waiter.reply().is_error("UNBLOCKED "));
-            }
-            _ => {
-                let other = primary.client();
-                std::mem::replace(&mut waiter.client, other).close();
-            }
-        }
-    }
-    for [times_out, _] in &mut rest {
-        assert_eq!(times_out.reply().int(), 0);
-    }
-    wait_for(SOON, "one waits for each", || all_waiters(&primary), |left| *left == 4);
-    nobody_until(Instant::now() + ms(100), &primary, 0);
-    let noise = Noise::of(&primary);
-    let opened = Instant::now();
-    primary.ok(&["CLIENT", "UNPAUSE"]);
-    for [_, last] in &mut rest {
-        last.fence();
-    }
-    prompt(opened, SERVED, noise, "the grants after a pause");
-    rest.iter().for_each(|[_, last]| last.holds(&primary));
     same_everywhere(&mut primary, &follower);
 }
 
 #[test]
 fn grants_of_every_kind_whose_clients_die_as_a_pause_begins_go_on_after_it() {
     let (mut primary, follower) = primary_and_replica();
-    let mut dying = one_of_each(&primary, "k");
-    let mut heirs: Vec<Waiter> = KINDS
-        .map(|(end, take, _)| {
-            let take = if end == "s" { KINDS[0].1 } else { take };
-            line_up(&primary, take, &format!("k{end}"), "tC", "0")
-        })
-        .into();
-    // All in one: the lock is given to who dies before its reply, and then no writes are taken any more.
-    let mut all = vec![words("MULTI")];
-    for (end, ..) in KINDS {
-        let release = if end == "p" { KINDS[3].2 } else { KINDS[0].2 };
-        all.push(line(release, &format!("k{end}"), "tA", ""));
-    }
-    all.extend(dying.iter().map(|waiter| args!["CLIENT", "KILL", "ID", waiter.id]));
-    all.extend([words("CLIENT PAUSE 60000 WRITE"), words("EXEC")]);
-    let replies = primary.client().pipeline(&all);
-    let done = replies.last().unwrap().array();
-    assert!(done[..8].iter().all(|reply| *reply == Value::Int(1)), "{done:?}");
-    for waiter in &mut dying {
-        assert!(waiter.client.read(SOON).is_err(), "killed");
-        waiter.holds(&primary);
-    }
-    nobody_until(Instant::now() + ms(200), &primary, 4);
-    assert_eq!(all_waiters(&primary), 4);
-    let noise = Noise::of(&primary);
-    let opened = Instant::now();
-    primary.ok(&["CLIENT", "UNPAUSE"]);
-    heirs.iter_mut().for_each(|heir| {
-        heir.fence();
+    within(SERVED, "the grants after a pause", |round| {
+        let (prefix, had) = (format!("{round}:"), handovers(&primary));
+        let mut dying = one_of_each(&primary, &prefix);
+        let mut heirs: Vec<Waiter> = KINDS
+            .map(|(end, take, _)| {
+                let take = if end == "s" { KINDS[0].1 } else { take };
+                line_up(&primary, take, &format!("{prefix}{end}"), "tC", "0")
+            })
+            .into();
+        // All in one: the lock is given to who dies before its reply, and then no writes are taken any more.
+        let mut all = vec![words("MULTI")];
+        for (end, ..) in KINDS {
+            let release = if end == "p" { KINDS[3].2 } else { KINDS[0].2 };
+            all.push(line(release, &format!("{prefix}{end}"), "tA", ""));
+        }
+        all.extend(dying.iter().map(|waiter| args!["CLIENT", "KILL", "ID", waiter.id]));
+        all.extend([words("CLIENT PAUSE 600000 WRITE"), words("EXEC")]);
+        let replies = primary.client().pipeline(&all);
+        let done = replies.last().unwrap().array();
+        assert!(done[..8].iter().all(|reply| *reply == Value::Int(1)), "{done:?}");
+        for waiter in &mut dying {
+            assert!(waiter.client.read(SOON).is_err(), "killed");
+            waiter.holds(&primary);
+        }
+        nobody_until(Instant::now() + ms(200), &primary, had + 4);
+        assert_eq!(all_waiters(&primary), 4);
+        let noise = Noise::of(&primary);
+        let opened = Instant::now();
+        primary.ok(&["CLIENT", "UNPAUSE"]);
+        heirs.iter_mut().for_each(|heir| {
+            heir.fence();
+        });
+        let took = took(opened, noise);
+        heirs.iter().for_each(|heir| heir.holds(&primary));
+        took
     });
-    prompt(opened, SERVED, noise, "the grants after a pause");
-    heirs.iter().for_each(|heir| heir.holds(&primary));
     same_everywhere(&mut primary, &follower);
 }
 
@@ -429,16 +445,18 @@ fn in_a_pause(server: &mut Server, begin: impl FnOnce(&Server), end: impl FnOnce
     let mut seen = 0;
     let mut look = |server: &Server| {
         let now = handovers(server);
-        // What the server had answered by then is here.
-        let paused = probe.is_silent(if now == had { ms(1) } else { ms(100) });
+        // What the server had answered by then is here; who sees grants waits for as long as a server may stand still between
+        // them and the probe, all pauses being longer.
+        let paused = probe.is_silent(if now == had { ms(1) } else { ms(1500) });
         if paused {
             assert_eq!(now, had, "granted while writes are paused");
             seen += 1;
         }
-        paused
+        (paused, seen)
     };
-    let in_time = handovers(server) == had;
-    if in_time && look(server) {
+    let late = handovers(server) != had;
+    let mut paused = !late && look(server).0;
+    if paused {
         for waiter in &mut dying {
             assert_eq!(server.call(&args!["CLIENT", "KILL", "ID", waiter.id]).int(), 1);
         }
@@ -446,12 +464,18 @@ fn in_a_pause(server: &mut Server, begin: impl FnOnce(&Server), end: impl FnOnce
             assert_eq!(waiter.reply().int(), 0);
         }
         let until = Instant::now() + ms(100);
-        while look(server) && Instant::now() < until {}
+        while {
+            let (still, times) = look(server);
+            paused = still;
+            paused && (times <= 2 || Instant::now() < until)
+        } {}
     }
-    let in_time = in_time && seen > 2 && probe.is_silent(ms(1));
-    if !in_time {
+    if !paused {
         // Then there has been no such pause to speak of.
-        not_here("a pause over the end of leases", "it was over before they were, on a machine this busy");
+        not_here("a pause over the end of leases", "there was none, on a machine this busy");
+        if late {
+            end(server, &mut probe);
+        }
         return;
     }
     let noise = Noise::of(server);
@@ -616,6 +640,7 @@ fn leases_that_end_around_a_failover_harm_neither_server_and_nobody_is_granted_b
 
 /// While the gate is shut nobody is granted anything; each time it opens, all that is due is granted. Leases end all the time.
 fn gate_that_comes_and_goes(server: &mut Server, code: &str, shut: impl Fn(&Server), open: impl Fn(&Server)) {
+    let mut all = Vec::new();
     for round in 0..if long() { 20 } else { 4 } {
         let mut due = one_of_each(server, &format!("a{round}"));
         let mut early = one_of_each(server, &format!("b{round}"));
@@ -624,8 +649,8 @@ fn gate_that_comes_and_goes(server: &mut Server, code: &str, shut: impl Fn(&Serv
         early.iter_mut().for_each(|waiter| {
             waiter.fence();
         });
-        let until = Instant::now() + ms(400);
         end_leases(server, &due, 400);
+        let until = Instant::now() + ms(400);
         shut(server);
         let refused = server.call(&words("LOCK.ACQUIRE free tX 1m"));
         assert!(refused.is_error(code), "{refused:?}");
@@ -641,12 +666,15 @@ fn gate_that_comes_and_goes(server: &mut Server, code: &str, shut: impl Fn(&Serv
         due.iter_mut().for_each(|waiter| {
             waiter.fence();
         });
-        prompt(opened, SERVED, noise, "the grants after the gate is open");
+        all.push(took(opened, noise));
         due.iter().for_each(|waiter| waiter.holds(server));
         if over > 0 {
             println!("round {round}: {over} had it before the gate was shut");
         }
     }
+    // A machine that is busy elsewhere spoils half of them at most.
+    all.sort();
+    assert!(all[all.len() / 2 - 1] <= SERVED, "the grants after the gate is open: {all:?}");
     assert_eq!(all_waiters(server), 0);
     lives(server);
 }

@@ -3,11 +3,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
+mod cases;
+#[path = "waiting/late.rs"]
+mod late;
 mod rig;
 
+use cases::timed;
+use late::{took, two_clocks, within};
 use rig::line::{
-    Noise, Waiter, acquire, defers, enter, hold, holder, line_up, line_up_on, net, prompt, queue, release, unix_ms,
-    waiters, words,
+    Noise, Waiter, acquire, defers, enter, hold, holder, line_up, line_up_on, net, queue, release, unix_ms, waiters,
+    words,
 };
 use rig::{SOON, Server, Value, ValueExt, args, in_time, ms, replica, wait_for, wait_for_sync, wait_until};
 use std::io::ErrorKind;
@@ -33,14 +38,18 @@ fn l22_a_holder_that_dies_is_succeeded_within_20_ms_of_its_deadline_among_100_00
     assert!(filled.error().is_none(), "{filled:?}");
     let expire = "for i = 0, 99999 do redis.call('EXPIRE', 'other:' .. i, 3600) end";
     server.call(&args!["EVAL", expire, 0]);
-    let noise = Noise::of(&server);
-    let sent = Instant::now();
-    hold(&server, "k", "tA", "500ms");
-    let mut b = enter(&server, "k", "tB", "1m", "1m");
-    b.fence();
-    assert!(sent.elapsed() >= ms(499), "before the lease's end");
-    prompt(sent, ms(500) + PROMPT, noise, "the grant after a dead holder");
-    assert_eq!(holder(&server, "k"), "tB");
+    within(ms(500) + PROMPT, "the grant after a dead holder", |round| {
+        let key = format!("k{round}");
+        let noise = Noise::of(&server);
+        let sent = Instant::now();
+        hold(&server, &key, "tA", "500ms");
+        let mut b = enter(&server, &key, "tB", "1m", "1m");
+        b.fence();
+        let took = took(sent, noise);
+        assert!(sent.elapsed() >= ms(499), "before the lease's end");
+        assert_eq!(holder(&server, &key), "tB");
+        took
+    });
 }
 
 #[test]
@@ -132,7 +141,9 @@ fn a_newcomer_is_second_also_where_the_server_slept_through_the_deadline() {
 #[test]
 fn the_lease_of_a_waiter_starts_at_its_grant() {
     let server = Server::start();
-    let replies = server.client().pipeline(&[words("LOCK.ACQUIRE k tA 300"), words("PEXPIRETIME k")]);
+    // In a transaction, so that the lease has not ended when its end is asked for.
+    let both = [words("MULTI"), words("LOCK.ACQUIRE k tA 300"), words("PEXPIRETIME k"), words("EXEC")];
+    let replies = server.client().pipeline(&both).pop().unwrap().array();
     let free = replies[1].int();
     assert!(replies[0].int() > 0 && free > 0, "{replies:?}");
     enter(&server, "k", "tB", "5m", "0").fence();
@@ -172,37 +183,45 @@ fn l29_one_release_wakes_one_of_1000() {
 #[test]
 fn l25_a_waiter_that_dies_leaves_the_queue_at_that_moment() {
     let server = Server::start();
-    hold(&server, "k", "tA", "1m");
-    let b = line_up(&server, "k", "tB", "1m", "0");
-    let killed = line_up(&server, "k", "tK", "1m", "0");
-    let mut c = line_up(&server, "k", "tC", "1m", "0");
-    kill(&server, &killed);
-    assert_eq!(queue(&server, "k"), ["tB", "tC"], "CLIENT KILL");
-    b.client.close();
-    wait_for(SOON, "the closed socket leaves", || queue(&server, "k"), |left| left == &["tC"]);
-    let noise = Noise::of(&server);
-    let at = Instant::now();
-    assert_eq!(release(&server, "k", "tA"), 1);
-    c.fence();
-    prompt(at, PROMPT, noise, "the grant to the one who lives");
-    assert_eq!(holder(&server, "k"), "tC");
-    assert_eq!((waiters(&server), server.blocked_clients()), (0, 0));
+    within(PROMPT, "the grant to the one who lives", |round| {
+        let key = format!("k{round}");
+        hold(&server, &key, "tA", "1m");
+        let b = line_up(&server, &key, "tB", "1m", "0");
+        let killed = line_up(&server, &key, "tK", "1m", "0");
+        let mut c = line_up(&server, &key, "tC", "1m", "0");
+        kill(&server, &killed);
+        assert_eq!(queue(&server, &key), ["tB", "tC"], "CLIENT KILL");
+        b.client.close();
+        wait_for(SOON, "the closed socket leaves", || queue(&server, &key), |left| left == &["tC"]);
+        let noise = Noise::of(&server);
+        let at = Instant::now();
+        assert_eq!(release(&server, &key, "tA"), 1);
+        c.fence();
+        let took = took(at, noise);
+        assert_eq!(holder(&server, &key), "tC");
+        assert_eq!((waiters(&server), server.blocked_clients()), (0, 0));
+        took
+    });
 }
 
 #[test]
 fn l26_a_timeout_is_one_reply_of_0_in_time_and_leaves_nothing_behind() {
     let server = Server::start();
-    hold(&server, "k", "tA", "1m");
-    let noise = Noise::of(&server);
-    let mut b = enter(&server, "k", "tB", "1s", "200ms");
-    assert_eq!(b.reply().int(), 0);
-    assert!(b.sent.elapsed() >= ms(199), "too early");
-    prompt(b.sent, ms(200) + PROMPT, noise, "the timeout");
-    assert_eq!(queue(&server, "k"), [""; 0]);
-    assert_eq!(server.info_int("sluice", "sluice_lock_timeouts"), 1);
-    assert_eq!(release(&server, "k", "tA"), 1);
-    assert_eq!(holder(&server, "k"), "nobody");
-    b.has_no_other_reply();
+    within(ms(200) + PROMPT, "the timeout", |round| {
+        let key = format!("k{round}");
+        hold(&server, &key, "tA", "1m");
+        let noise = Noise::of(&server);
+        let mut b = enter(&server, &key, "tB", "1m", "200ms");
+        assert_eq!(b.reply().int(), 0);
+        let took = took(b.sent, noise);
+        assert!(b.sent.elapsed() >= ms(199), "too early");
+        assert_eq!(queue(&server, &key), [""; 0]);
+        assert_eq!(server.info_int("sluice", "sluice_lock_timeouts"), round as i64 + 1);
+        assert_eq!(release(&server, &key, "tA"), 1);
+        assert_eq!(holder(&server, &key), "nobody");
+        b.has_no_other_reply();
+        took
+    });
 }
 
 #[test]
@@ -407,7 +426,7 @@ fn l28_block_is_ignored_in_a_transaction_a_script_and_a_function() {
         b.pipeline(&[words("MULTI"), words("LOCK.ACQUIRE k tB 1000 BLOCK 5000"), words("SET x 1"), words("EXEC")]);
     let results = replies[3].array();
     assert_eq!((results[0].int(), results[1].text()), (0, "OK".to_owned()));
-    let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'tB', '1s', 'BLOCK', '5s')";
+    let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'tB', '1m', 'BLOCK', '5s')";
     assert_eq!(b.call(&args!["EVAL", script, 1, "k"]).int(), 0);
     let library = format!("#!lua name=l\nredis.register_function('f', function(KEYS) {script} end)");
     assert_eq!(b.call(&["FUNCTION", "LOAD", &library]).text(), "l");
@@ -424,10 +443,10 @@ fn l28_block_is_ignored_in_a_transaction_a_script_and_a_function() {
 fn a_free_lock_is_taken_at_once_and_one_of_its_own_prolonged_with_block_too() {
     let server = Server::start();
     let mut a = server.client();
-    let first = a.call(&words("LOCK.ACQUIRE k tA 1000 BLOCK 5000")).int();
-    let second = a.call(&words("LOCK.ACQUIRE k tA 60000 BLOCK 5000")).int();
+    let first = a.call(&words("LOCK.ACQUIRE k tA 1m BLOCK 5000")).int();
+    let second = a.call(&words("LOCK.ACQUIRE k tA 10m BLOCK 5000")).int();
     assert!(first > 0 && second > first);
-    assert!(server.call(&["PTTL", "k"]).int() > 50_000);
+    assert!(server.call(&["PTTL", "k"]).int() > 9 * 60_000);
     assert_eq!(waiters(&server), 0);
 }
 
@@ -447,30 +466,42 @@ fn l9_a_key_of_another_type_is_refused_at_once_with_block_too() {
 #[test]
 fn l10_a_lock_made_by_set_is_waited_for_to_its_end() {
     let server = Server::start();
-    let noise = Noise::of(&server);
-    let set = Instant::now();
-    let replies = server.client().pipeline(&[words("SET k other NX PX 500"), words("LOCK.ACQUIRE k tX 1000")]);
-    assert_eq!((replies[0].text(), replies[1].int()), ("OK".to_owned(), 0));
-    let mut b = enter(&server, "k", "tB", "1m", "1m");
-    b.fence();
-    assert!(set.elapsed() >= ms(499));
-    prompt(set, ms(500) + PROMPT, noise, "the grant after a lock by SET");
-    assert_eq!(holder(&server, "k"), "tB");
+    within(PROMPT, "the grant after a lock by SET", |round| {
+        let (key, lease, set, noise) = in_time(500, |lease| {
+            let (key, noise, set) = (format!("k{round}:{lease}"), Noise::of(&server), Instant::now());
+            let both = [args!["SET", &key, "other", "NX", "PX", lease], args!["LOCK.ACQUIRE", &key, "tX", "1m"]];
+            let replies = server.client().pipeline(&both);
+            assert_eq!(replies[0].text(), "OK");
+            let in_time = set.elapsed() < ms(lease);
+            assert!(replies[1].int() == 0 || !in_time, "granted before its end");
+            in_time.then_some((key, lease, set, noise))
+        });
+        let mut b = enter(&server, &key, "tB", "1m", "1m");
+        b.fence();
+        let took = took(set, noise);
+        assert!(set.elapsed() + ms(1) >= ms(lease));
+        assert_eq!(holder(&server, &key), "tB");
+        took.saturating_sub(ms(lease))
+    });
 }
 
 #[test]
 fn l11_a_compare_and_delete_script_of_another_client_hands_the_lock_on() {
     let server = Server::start();
-    hold(&server, "k", "tA", "1m");
-    assert!(server.call(&words("SET k x NX PX 1000")).is_nil());
-    let mut b = line_up(&server, "k", "tB", "1m", "0");
     let unlock = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
-    let noise = Noise::of(&server);
-    let at = Instant::now();
-    assert_eq!(server.call(&args!["EVAL", unlock, 1, "k", "tA"]).int(), 1);
-    b.fence();
-    prompt(at, ms(25), noise, "the grant after a script");
-    assert_eq!(holder(&server, "k"), "tB");
+    within(ms(25), "the grant after a script", |round| {
+        let key = format!("k{round}");
+        hold(&server, &key, "tA", "1m");
+        assert!(server.call(&["SET", &key, "x", "NX", "PX", "1000"]).is_nil());
+        let mut b = line_up(&server, &key, "tB", "1m", "0");
+        let noise = Noise::of(&server);
+        let at = Instant::now();
+        assert_eq!(server.call(&args!["EVAL", unlock, 1, &key, "tA"]).int(), 1);
+        b.fence();
+        let took = took(at, noise);
+        assert_eq!(holder(&server, &key), "tB");
+        took
+    });
 }
 
 // ---- One token, twice.
@@ -568,23 +599,26 @@ fn a_renew_by_a_token_that_only_waits_is_0_and_keeps_its_place() {
 #[test]
 fn a_holder_that_renews_is_waited_for_longer_and_one_that_shortens_its_lease_less_long() {
     let server = Server::start();
-    let (key, lease, mut b) = in_time(100, |lease| {
-        let (key, held) = (format!("k{lease}"), Instant::now());
-        hold(&server, &key, "tA", &format!("{lease}ms"));
-        let b = enter(&server, &key, "tB", "10m", "0");
-        let renewed = server.call(&["LOCK.RENEW", &key, "tA", "10m"]).int();
-        let in_time = held.elapsed() < ms(lease);
-        assert!(renewed == 1 || !in_time, "not renewed, before its end");
-        in_time.then_some((key, lease, b))
+    within(ms(50) + PROMPT, "the grant after a shortened lease", |round| {
+        let (key, lease, mut b) = in_time(100, |lease| {
+            let (key, held) = (format!("k{round}:{lease}"), Instant::now());
+            hold(&server, &key, "tA", &format!("{lease}ms"));
+            let b = enter(&server, &key, "tB", "10m", "0");
+            let renewed = server.call(&["LOCK.RENEW", &key, "tA", "10m"]).int();
+            let in_time = held.elapsed() < ms(lease);
+            assert!(renewed == 1 || !in_time, "not renewed, before its end");
+            in_time.then_some((key, lease, b))
+        });
+        assert!(b.client.is_silent(ms(lease + 50)), "granted at the old deadline");
+        b.still_waits(&server, &key);
+        let noise = Noise::of(&server);
+        let at = Instant::now();
+        assert_eq!(server.call(&["LOCK.RENEW", &key, "tA", "50"]).int(), 1);
+        b.fence();
+        let took = took(at, noise);
+        assert!(at.elapsed() >= ms(49));
+        took
     });
-    assert!(b.client.is_silent(ms(lease + 50)), "granted at the old deadline");
-    b.still_waits(&server, &key);
-    let noise = Noise::of(&server);
-    let at = Instant::now();
-    assert_eq!(server.call(&["LOCK.RENEW", &key, "tA", "50"]).int(), 1);
-    b.fence();
-    assert!(at.elapsed() >= ms(49));
-    prompt(at, ms(50) + PROMPT, noise, "the grant after a shortened lease");
 }
 
 // ---- Borders.
@@ -794,26 +828,26 @@ fn l45_wait_counts_a_grant_also_one_that_came_by_waiting() {
 
 // ---- In time.
 
-/// How late 100 grants after a dead holder's deadline and 100 timeouts were, each as the 99th percentile, in ms.
+/// How late 100 grants after a dead holder's deadline and 100 timeouts were, each as the 99th percentile, in ms. By the server's
+/// own clock, which is asked in the same write before each call and behind it: when our threads are run is not its doing.
 fn lateness() -> (f64, f64) {
     let server = Server::start();
+    let (begun, unix) = two_clocks();
+    let at = |us: i64| begun + Duration::from_secs_f64((us as f64 / 1e3 - unix).max(0.0) / 1e3);
     let noise = Noise::of(&server);
     let (mut grants, mut timeouts) = (Vec::new(), Vec::new());
     let (mut holding, mut b) = (server.client(), server.client());
     for round in 0..100 {
         let key = format!("k{round}");
         assert!(holding.call(&["LOCK.ACQUIRE", &key, "tA", "12ms"]).int() > 0);
-        let deadline = holding.call(&["PEXPIRETIME", &key]).int() as f64;
-        let from = Instant::now();
-        let left = deadline - unix_ms();
-        b.send(&["LOCK.ACQUIRE", &key, "tB", "10s", "BLOCK", "0"]);
-        assert!(b.read(SOON).unwrap().int() > 0);
-        grants.push((from + Duration::from_secs_f64(left.max(0.0) / 1e3), Instant::now()));
-        let from = Instant::now();
-        holding.send(&["LOCK.ACQUIRE", &key, "tC", "10s", "BLOCK", "7ms"]);
-        assert_eq!(holding.read(SOON).unwrap().int(), 0);
-        assert!(from.elapsed() >= ms(6), "a timeout that came early: {:?}", from.elapsed());
-        timeouts.push((from + ms(7), Instant::now()));
+        let deadline = holding.call(&["PEXPIRETIME", &key]).int() * 1000;
+        let granted = timed(&mut b, &args!["LOCK.ACQUIRE", &key, "tB", "1m", "BLOCK", "0"]);
+        assert!(granted.reply.int() > 0);
+        grants.push((at(granted.before.max(deadline)), at(granted.after)));
+        let over = timed(&mut holding, &args!["LOCK.ACQUIRE", &key, "tC", "1m", "BLOCK", "7ms"]);
+        assert_eq!(over.reply.int(), 0);
+        assert!(over.after - over.before >= 6_000, "a timeout that came early: {over:?}");
+        timeouts.push((at(over.before + 7_000), at(over.after)));
     }
     let lost = noise.lost();
     let p99 = |what: &str, spans: &[(Instant, Instant)]| {

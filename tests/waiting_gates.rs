@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
+#[path = "waiting/late.rs"]
+mod late;
 mod rig;
 
-use rig::line::{Noise, Waiter, acquire, enter, hold, holder, line_up, prompt, queue, release, waiters, words};
+use late::{took, within};
+use rig::line::{Noise, Waiter, acquire, enter, hold, holder, line_up, queue, release, waiters, words};
 use rig::{SOON, Server, Value, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync, wait_until};
 use std::time::{Duration, Instant};
 
@@ -51,15 +54,20 @@ fn nobody_is_granted_within(long: Duration, waiting: &mut [&mut Waiter]) {
 fn a_lease_that_ends_in_a_pause_is_handed_over_right_after_it() {
     for kind in ["WRITE", "ALL"] {
         let (primary, follower) = primary_and_replica();
-        hold(&primary, "k", "tA", "1m");
-        let mut b = line_up(&primary, "k", "tB", "1m", "0");
-        let noise = Noise::of(&follower);
-        let paused = Instant::now();
-        shut_before_the_end_of(&primary, "k", &[args!["CLIENT", "PAUSE", 900, kind]]);
-        b.fence();
-        assert!(paused.elapsed() >= ms(899), "{kind}: granted within the pause");
-        prompt(paused, ms(900) + SERVED, noise, "the grant after a pause");
-        assert_eq!(holder(&primary, "k"), "tB");
+        within(ms(900) + SERVED, "the grant after a pause", |round| {
+            let key = format!("k{round}");
+            hold(&primary, &key, "tA", "1m");
+            let mut b = line_up(&primary, &key, "tB", "1m", "0");
+            // In a pause of all commands the server itself has no reply.
+            let noise = Noise::of(if kind == "ALL" { &follower } else { &primary });
+            let paused = Instant::now();
+            shut_before_the_end_of(&primary, &key, &[args!["CLIENT", "PAUSE", 900, kind]]);
+            b.fence();
+            let took = took(paused, noise);
+            assert!(paused.elapsed() >= ms(899), "{kind}: granted within the pause");
+            assert_eq!(holder(&primary, &key), "tB");
+            took
+        });
         same_everywhere(primary, &follower);
     }
 }
@@ -67,74 +75,84 @@ fn a_lease_that_ends_in_a_pause_is_handed_over_right_after_it() {
 #[test]
 fn an_unpause_serves_those_who_wait() {
     let (primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", "1m");
-    let mut b = line_up(&primary, "k", "tB", "1m", "0");
-    shut_before_the_end_of(&primary, "k", &[words("CLIENT PAUSE 600000 WRITE")]);
-    nobody_is_granted_within(PAST, &mut [&mut b]);
-    b.still_waits(&primary, "k");
-    let noise = Noise::of(&primary);
-    let opened = Instant::now();
-    primary.call(&["CLIENT", "UNPAUSE"]);
-    b.fence();
-    prompt(opened, SERVED, noise, "the grant after CLIENT UNPAUSE");
+    within(SERVED, "the grant after CLIENT UNPAUSE", |round| {
+        let key = format!("k{round}");
+        hold(&primary, &key, "tA", "1m");
+        let mut b = line_up(&primary, &key, "tB", "1m", "0");
+        shut_before_the_end_of(&primary, &key, &[words("CLIENT PAUSE 600000 WRITE")]);
+        nobody_is_granted_within(PAST, &mut [&mut b]);
+        b.still_waits(&primary, &key);
+        let noise = Noise::of(&primary);
+        let opened = Instant::now();
+        primary.call(&["CLIENT", "UNPAUSE"]);
+        b.fence();
+        took(opened, noise)
+    });
     same_everywhere(primary, &follower);
 }
 
 #[test]
 fn timeouts_deaths_and_unblocks_go_on_in_a_pause() {
     let (primary, follower) = primary_and_replica();
-    let (key, patience, noise, mut b, [c, mut d, mut e]) = in_time(700, |patience| {
-        let (key, noise) = (format!("k{patience}"), Noise::of(&primary));
-        hold(&primary, &key, "tA", "5m");
-        let b = enter(&primary, &key, "tB", "1m", &format!("{patience}ms"));
-        let others = ["tC", "tD", "tE"].map(|token| line_up(&primary, &key, token, "1m", "0"));
-        shut_before_the_end_of(&primary, &key, &[words("CLIENT PAUSE 600000 WRITE")]);
-        let in_time = b.sent.elapsed() < ms(patience);
-        if !in_time {
-            primary.ok(&["CLIENT", "UNPAUSE"]);
-        }
-        in_time.then_some((key, patience, noise, b, others))
+    within(ms(20), "a timeout in a pause", |round| {
+        let (key, patience, noise, mut b, [c, mut d, mut e]) = in_time(700, |patience| {
+            let (key, noise) = (format!("k{round}:{patience}"), Noise::of(&primary));
+            hold(&primary, &key, "tA", "5m");
+            let b = enter(&primary, &key, "tB", "1m", &format!("{patience}ms"));
+            let others = ["tC", "tD", "tE"].map(|token| line_up(&primary, &key, token, "1m", "0"));
+            shut_before_the_end_of(&primary, &key, &[words("CLIENT PAUSE 600000 WRITE")]);
+            let in_time = b.sent.elapsed() < ms(patience);
+            if !in_time {
+                primary.ok(&["CLIENT", "UNPAUSE"]);
+            }
+            in_time.then_some((key, patience, noise, b, others))
+        });
+        assert_eq!(b.reply().int(), 0);
+        let took = took(b.sent, noise);
+        c.client.close();
+        assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", d.id, "ERROR"]).int(), 1);
+        assert!(d.reply().is_error("UNBLOCKED "));
+        wait_for(SOON, "one is left", || queue(&primary, &key), |left| left == &["tE"]);
+        e.still_waits(&primary, &key);
+        primary.call(&["CLIENT", "UNPAUSE"]);
+        e.fence();
+        took.saturating_sub(ms(patience))
     });
-    assert_eq!(b.reply().int(), 0);
-    prompt(b.sent, ms(patience + 20), noise, "a timeout in a pause");
-    c.client.close();
-    assert_eq!(primary.call(&args!["CLIENT", "UNBLOCK", d.id, "ERROR"]).int(), 1);
-    assert!(d.reply().is_error("UNBLOCKED "));
-    wait_for(SOON, "one is left", || queue(&primary, &key), |left| left == &["tE"]);
-    e.still_waits(&primary, &key);
-    primary.call(&["CLIENT", "UNPAUSE"]);
-    e.fence();
     same_everywhere(primary, &follower);
 }
 
 #[test]
 fn a_pause_within_a_transaction_holds_the_next_grant_but_not_the_transactions_own() {
     let (primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", "1m");
-    hold(&primary, "k2", "tA", "1m");
-    let mut b = line_up(&primary, "k", "tB", "1m", "0");
-    let mut c = line_up(&primary, "k", "tC", "1m", "0");
-    let mut of_2 = line_up(&primary, "k2", "tB", "1m", "0");
-    // The release is a command of a client's that the server has let in. The grantee dies and a key goes in the pause.
-    let replies = primary.client().pipeline(&[
-        words("MULTI"),
-        words("CLIENT PAUSE 60000 WRITE"),
-        words("LOCK.RELEASE k tA"),
-        args!["CLIENT", "KILL", "ID", b.id],
-        words("DEL k2"),
-        words("EXEC"),
-    ]);
-    assert_eq!(replies[5].array()[1].int(), 1);
-    assert!(b.client.read(SOON).is_err(), "killed");
-    nobody_is_granted_within(ms(200), &mut [&mut c, &mut of_2]);
-    assert_eq!(holder(&primary, "k"), "tB", "the dead one's grant stays until it can be passed on");
-    let noise = Noise::of(&primary);
-    let opened = Instant::now();
-    primary.call(&["CLIENT", "UNPAUSE"]);
-    c.fence();
-    of_2.fence();
-    prompt(opened, SERVED, noise, "what was due in the pause");
-    assert_eq!((holder(&primary, "k"), holder(&primary, "k2")), ("tC".to_owned(), "tB".to_owned()));
+    within(SERVED, "what was due in the pause", |round| {
+        let (key, key2) = (format!("k{round}"), format!("k{round}:2"));
+        hold(&primary, &key, "tA", "1m");
+        hold(&primary, &key2, "tA", "1m");
+        let mut b = line_up(&primary, &key, "tB", "1m", "0");
+        let mut c = line_up(&primary, &key, "tC", "1m", "0");
+        let mut of_2 = line_up(&primary, &key2, "tB", "1m", "0");
+        // The release is a command of a client's that the server has let in. The grantee dies and a key goes in the pause.
+        let replies = primary.client().pipeline(&[
+            words("MULTI"),
+            words("CLIENT PAUSE 600000 WRITE"),
+            args!["LOCK.RELEASE", &key, "tA"],
+            args!["CLIENT", "KILL", "ID", b.id],
+            args!["DEL", &key2],
+            words("EXEC"),
+        ]);
+        assert_eq!(replies[5].array()[1].int(), 1);
+        assert!(b.client.read(SOON).is_err(), "killed");
+        nobody_is_granted_within(ms(200), &mut [&mut c, &mut of_2]);
+        assert_eq!(holder(&primary, &key), "tB", "the dead one's grant stays until it can be passed on");
+        let noise = Noise::of(&primary);
+        let opened = Instant::now();
+        primary.call(&["CLIENT", "UNPAUSE"]);
+        c.fence();
+        of_2.fence();
+        let took = took(opened, noise);
+        assert_eq!((holder(&primary, &key), holder(&primary, &key2)), ("tC".to_owned(), "tB".to_owned()));
+        took
+    });
     same_everywhere(primary, &follower);
 }
 
@@ -163,29 +181,34 @@ fn a_lock_that_expired_in_a_pause_can_be_taken_in_a_transaction_that_pauses() {
 #[test]
 fn a_failover_that_is_given_up_serves_those_who_wait() {
     let (primary, follower) = primary_and_replica();
-    hold(&primary, "k", "tA", "1m");
-    let mut b = line_up(&primary, "k", "tB", "1m", "0");
-    // A replica that is frozen cannot catch up, so the primary waits for it with all writes paused.
-    follower.stop();
-    let from = Instant::now();
-    let failover = [words("FAILOVER TIMEOUT 1000"), words("INFO replication")];
-    let replies = shut_before_the_end_of(&primary, "k", &failover);
-    assert!(replies[1].text().contains("master_failover_state:waiting-for-sync"), "{replies:?}");
-    let ended = || primary.info("replication")["master_failover_state"] == "no-failover";
-    let mut silent = true;
-    while !ended() {
-        silent &= b.client.is_silent(ms(1)) || ended();
-    }
-    let noise = Noise::of(&primary);
-    let opened = Instant::now();
-    assert!(silent, "granted while the failover was under way");
-    assert!(from.elapsed() > ms(500));
-    if holder(&primary, "k") != "tB" {
-        b.fence();
-    }
-    prompt(opened, SERVED, noise, "the grant after a failover that was given up");
-    assert_eq!(holder(&primary, "k"), "tB");
-    follower.cont();
+    within(SERVED, "the grant after a failover that was given up", |round| {
+        let key = format!("k{round}");
+        hold(&primary, &key, "tA", "1m");
+        let mut b = line_up(&primary, &key, "tB", "1m", "0");
+        // A replica that is frozen cannot catch up, so the primary waits for it with all writes paused.
+        follower.stop();
+        let from = Instant::now();
+        let failover = [words("FAILOVER TIMEOUT 1000"), words("INFO replication")];
+        let replies = shut_before_the_end_of(&primary, &key, &failover);
+        assert!(replies[1].text().contains("master_failover_state:waiting-for-sync"), "{replies:?}");
+        let ended = || primary.info("replication")["master_failover_state"] == "no-failover";
+        let mut silent = true;
+        while !ended() {
+            silent &= b.client.is_silent(ms(1)) || ended();
+        }
+        let noise = Noise::of(&primary);
+        let opened = Instant::now();
+        assert!(silent, "granted while the failover was under way");
+        assert!(from.elapsed() > ms(500));
+        if holder(&primary, &key) != "tB" {
+            b.fence();
+        }
+        let took = took(opened, noise);
+        assert_eq!(holder(&primary, &key), "tB");
+        follower.cont();
+        wait_for_sync(&primary, &follower);
+        took
+    });
     same_everywhere(primary, &follower);
 }
 
@@ -270,32 +293,35 @@ fn a_grant_under_way_when_the_server_becomes_a_replica_is_not_followed_by_anothe
 
 /// A lease ends, and another key goes away by its TTL, while the gate is shut; and nobody is served before it opens.
 fn shut_and_opened(server: &Server, what: &str, code: &str, shut: impl Fn(), open: impl Fn()) {
-    let (key, [mut b, mut c, mut short]) = in_time(1500, |lease| {
-        let (key, held) = (format!("k{lease}"), Instant::now());
-        hold(server, &key, "tA", &format!("{lease}ms"));
-        let line = [("tB", "0".to_owned()), ("tC", "0".to_owned()), ("tS", format!("{}ms", lease + 200))]
-            .map(|(token, patience)| enter(server, &key, token, "1m", &patience));
-        shut();
-        let refused = server.call(&words("LOCK.ACQUIRE free tX 1000"));
-        assert!(refused.is_error(code), "{refused:?}");
-        let in_time = held.elapsed() < ms(lease);
-        if !in_time {
-            open();
-        }
-        in_time.then_some((key, line))
+    within(SERVED, what, |round| {
+        let (key, [mut b, mut c, mut short]) = in_time(1500, |lease| {
+            let (key, held) = (format!("k{round}:{lease}"), Instant::now());
+            hold(server, &key, "tA", &format!("{lease}ms"));
+            let line = [("tB", "0".to_owned()), ("tC", "0".to_owned()), ("tS", format!("{}ms", lease + 200))]
+                .map(|(token, patience)| enter(server, &key, token, "1m", &patience));
+            shut();
+            let refused = server.call(&words("LOCK.ACQUIRE free tX 1000"));
+            assert!(refused.is_error(code), "{refused:?}");
+            let in_time = held.elapsed() < ms(lease);
+            if !in_time {
+                open();
+            }
+            in_time.then_some((key, line))
+        });
+        assert_eq!(short.reply().int(), 0, "{what}: timeouts go on");
+        nobody_is_granted_within(ms(200), &mut [&mut b, &mut c]);
+        assert_eq!(queue(server, &key), ["tB", "tC"], "{what}: in their order");
+        assert_eq!(holder(server, &key), "nobody", "{what}");
+        let noise = Noise::of(server);
+        open();
+        let opened = Instant::now();
+        b.fence();
+        let took = took(opened, noise);
+        assert_eq!(holder(server, &key), "tB");
+        assert_eq!(release(server, &key, "tB"), 1);
+        c.fence();
+        took
     });
-    assert_eq!(short.reply().int(), 0, "{what}: timeouts go on");
-    nobody_is_granted_within(ms(200), &mut [&mut b, &mut c]);
-    assert_eq!(queue(server, &key), ["tB", "tC"], "{what}: in their order");
-    assert_eq!(holder(server, &key), "nobody", "{what}");
-    let noise = Noise::of(server);
-    open();
-    let opened = Instant::now();
-    b.fence();
-    prompt(opened, SERVED, noise, what);
-    assert_eq!(holder(server, &key), "tB");
-    assert_eq!(release(server, &key, "tB"), 1);
-    c.fence();
 }
 
 #[test]
@@ -344,19 +370,24 @@ fn nobody_is_granted_a_lock_while_the_data_cannot_be_saved() {
 #[test]
 fn full_memory_does_not_stop_a_hand_over() {
     let server = Server::start();
-    for key in ["released", "ended", "deleted"] {
-        hold(&server, key, "tA", "1m");
-    }
-    let mut line = ["released", "ended", "deleted"].map(|key| line_up(&server, key, "tB", "1m", "0"));
-    server.call(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert!(server.call(&words("LOCK.ACQUIRE free tX 1000")).is_error("OOM "));
-    let noise = Noise::of(&server);
-    let at = Instant::now();
-    assert_eq!(release(&server, "released", "tA"), 1);
-    server.call(&["DEL", "deleted"]);
-    server.call(&["PEXPIRE", "ended", "1"]);
-    line.iter_mut().for_each(|waiter| assert!(waiter.fence() > 0));
-    prompt(at, ms(30), noise, "three hand-overs with no memory left");
+    within(ms(30), "three hand-overs with no memory left", |round| {
+        server.ok(&["CONFIG", "SET", "maxmemory", "0"]);
+        let keys = ["released", "ended", "deleted"].map(|key| format!("{key}{round}"));
+        for key in &keys {
+            hold(&server, key, "tA", "1m");
+        }
+        let mut line = keys.each_ref().map(|key| line_up(&server, key, "tB", "1m", "0"));
+        server.ok(&["CONFIG", "SET", "maxmemory", "1"]);
+        assert!(server.call(&words("LOCK.ACQUIRE free tX 1000")).is_error("OOM "));
+        let [released, ended, deleted] = &keys;
+        let noise = Noise::of(&server);
+        let at = Instant::now();
+        assert_eq!(release(&server, released, "tA"), 1);
+        server.call(&["DEL", deleted]);
+        server.call(&["PEXPIRE", ended, "1"]);
+        line.iter_mut().for_each(|waiter| assert!(waiter.fence() > 0));
+        took(at, noise)
+    });
     assert_eq!(server.info_int("sluice", "sluice_internal_errors"), 0);
 }
 

@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
+#[path = "waiting/late.rs"]
+mod late;
 mod rig;
 
+use late::{took, within};
 use rig::line::{
-    Noise, Waiter, defers, enter, hold, holder, is_deaf, knows, line_up, not_here, prompt, release, version, waiters,
-    words,
+    Noise, Waiter, defers, enter, hold, holder, is_deaf, knows, line_up, not_here, release, version, waiters, words,
 };
 use rig::{SOON, Server, Value, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync};
 use std::time::{Duration, Instant};
@@ -22,12 +24,22 @@ struct Road {
     before: &'static str,
     /// Takes the key away, or puts another there.
     commands: &'static str,
-    /// In how many ms the key is gone, from the commands on; none: it stays.
-    gone_in: Option<u64>,
+    /// When the key is gone.
+    gone: Gone,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    /// When the commands are done.
+    AtOnce,
+    /// `{ms}` ms after they were sent, at the time `{soon}`.
+    Later,
+    /// It stays.
+    Never,
 }
 
 const fn at_once(commands: &'static str) -> Road {
-    Road { needs: "", before: "", commands, gone_in: Some(0) }
+    Road { needs: "", before: "", commands, gone: Gone::AtOnce }
 }
 
 impl Road {
@@ -35,12 +47,12 @@ impl Road {
         Self { before, ..self }
     }
 
-    const fn in_ms(self, ms: u64) -> Self {
-        Self { gone_in: Some(ms), ..self }
+    const fn later(self) -> Self {
+        Self { gone: Gone::Later, ..self }
     }
 
     const fn stays(self) -> Self {
-        Self { gone_in: None, ..self }
+        Self { gone: Gone::Never, ..self }
     }
 
     const fn needs(self, needs: &'static str) -> Self {
@@ -53,55 +65,66 @@ impl Road {
             not_here(self.commands, "this server does not know the command");
             return false;
         }
-        let run = |commands: &str| -> Vec<Value> {
-            let soon = (server.now_ms() + 80).to_string();
-            let all: Vec<_> = commands
-                .lines()
-                .map(str::trim)
-                .filter(|line| !line.is_empty())
-                .map(|line| {
-                    line.split_whitespace()
-                        .map(|word| word.replace("{k}", key).replace("{soon}", &soon).replace('~', " ").into_bytes())
-                        .collect()
-                })
-                .collect();
-            server.client().pipeline(&all)
-        };
         // The server's own search for keys whose time is over may be long in coming; the module has to do without.
         server.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
-        let first = hold(server, key, "tA", "1m");
+        within(AT_ONCE, self.commands, |round| {
+            let key = format!("{key}{round}");
+            match self.gone {
+                // Of several commands the last must have been run before what the first has shortened is over.
+                Gone::Later => in_time(80, |time| self.is_taken(server, &format!("{key}:{time}"), time)),
+                _ => self.is_taken(server, &key, 0).expect("nothing that ends"),
+            }
+        });
+        true
+    }
+
+    /// The same with one key, and how late B had the lock; none if the time was over before all commands were run.
+    fn is_taken(&self, server: &Server, key: &str, time: u64) -> Option<Duration> {
+        let run = |commands: &str| -> Vec<Value> {
+            let soon = (server.now_ms() + time as i64).to_string();
+            let word = |word: &str| {
+                let word = word.replace("{k}", key).replace("{soon}", &soon).replace("{ms}", &time.to_string());
+                word.replace('~', " ").into_bytes()
+            };
+            let lines = commands.lines().map(str::trim).filter(|line| !line.is_empty());
+            let all: Vec<_> = lines.map(|line| line.split_whitespace().map(word).collect()).collect();
+            server.client().pipeline(&all)
+        };
+        let first = hold(server, key, "tA", "10m");
         for reply in run(self.before) {
             assert!(reply.error().is_none(), "before: {reply:?}");
         }
-        let mut b = line_up(server, key, "tB", "1m", "0");
-        let noise = Noise::of(server);
-        let at = Instant::now();
-        for reply in run(self.commands) {
+        let mut b = line_up(server, key, "tB", "10m", "0");
+        let mut noise = Noise::of(server);
+        let mut at = Instant::now();
+        let replies = run(self.commands);
+        if self.gone == Gone::Later && at.elapsed() >= ms(time) {
+            return None;
+        }
+        for reply in replies {
             assert!(reply.error().is_none(), "{reply:?}");
         }
-        let Some(gone_in) = self.gone_in else {
+        if self.gone == Gone::Never {
             b.still_waits(server, key);
-            let there = Instant::now();
+            (noise, at) = (Noise::of(server), Instant::now());
             server.call(&["DEL", key]);
-            b.fence();
-            prompt(there, AT_ONCE, noise, "the grant after a DEL of what had taken the key's place");
-            self.is_the_waiters(server, key, b, first);
-            return true;
-        };
+        }
         b.fence();
-        assert!(at.elapsed() + ms(1) >= ms(gone_in), "before the key was gone: {:?}", at.elapsed());
-        // A deadline is over when its millisecond is.
-        let limit = ms(gone_in) + AT_ONCE + if gone_in > 0 { ms(1) } else { ms(0) };
-        prompt(at, limit, noise, self.commands);
+        let took = took(at, noise);
+        if self.gone == Gone::Later {
+            // By the server's clock, of which the time that it was told may be a millisecond short.
+            assert!(at.elapsed() + ms(1) >= ms(time), "before the key was gone: {:?}", at.elapsed());
+        }
         self.is_the_waiters(server, key, b, first);
-        true
+        // A deadline is over when its millisecond is.
+        Some(took.saturating_sub(if time > 0 { ms(time + 1) } else { ms(0) }))
     }
 
     fn is_the_waiters(&self, server: &Server, key: &str, b: Waiter, first: i64) {
         assert_eq!(holder(server, key), "tB");
         assert_eq!(release(server, key, "tA"), 0, "a late release by the first holder");
         assert_eq!(server.call(&words(&format!("LOCK.RENEW {key} tA 1000"))).int(), 0, "a late renewal by it");
-        let fence = server.call(&["LOCK.ACQUIRE", key, "tB", "1m"]).int();
+        let fence = server.call(&["LOCK.ACQUIRE", key, "tB", "10m"]).int();
         assert!(fence > first, "fences grow");
         b.has_no_other_reply();
     }
@@ -147,26 +170,26 @@ roads! {
     delex: at_once("DELEX {k} IFEQ tA").needs("DELEX"),
     delifeq: at_once("DELIFEQ {k} tA").needs("DELIFEQ"),
     // A shortened TTL.
-    expiry: at_once("PEXPIRE {k} 80").in_ms(80),
-    expireat: at_once("PEXPIREAT {k} {soon}").in_ms(79),
-    getex: at_once("GETEX {k} PX 80").in_ms(80),
-    getex_at: at_once("GETEX {k} PXAT {soon}").in_ms(79),
-    persisted_and_then_expired: at_once("PERSIST {k}\n PEXPIRE {k} 80").in_ms(80),
-    set_over_it_with_a_ttl: at_once("SET {k} x PX 80").in_ms(80),
-    psetex_over_it: at_once("PSETEX {k} 80 x").in_ms(80),
-    set_over_it_keeping_the_ttl: at_once("PEXPIRE {k} 80\n SET {k} x KEEPTTL").in_ms(80),
+    expiry: at_once("PEXPIRE {k} {ms}").later(),
+    expireat: at_once("PEXPIREAT {k} {soon}").later(),
+    getex: at_once("GETEX {k} PX {ms}").later(),
+    getex_at: at_once("GETEX {k} PXAT {soon}").later(),
+    persisted_and_then_expired: at_once("PERSIST {k}\n PEXPIRE {k} {ms}").later(),
+    set_over_it_with_a_ttl: at_once("SET {k} x PX {ms}").later(),
+    psetex_over_it: at_once("PSETEX {k} {ms} x").later(),
+    set_over_it_keeping_the_ttl: at_once("PEXPIRE {k} {ms}\n SET {k} x KEEPTTL").later(),
     // A foreign key in its place, with a TTL: respected, to its end.
-    deleted_and_set_in_a_transaction: at_once("MULTI\n DEL {k}\n SET {k} x NX PX 80\n EXEC").in_ms(80),
+    deleted_and_set_in_a_transaction: at_once("MULTI\n DEL {k}\n SET {k} x NX PX {ms}\n EXEC").later(),
     deleted_and_set_in_a_script:
-        at_once("EVAL redis.call('DEL',KEYS[1])redis.call('SET',KEYS[1],'x','PX',80)return~1 1 {k}").in_ms(80),
-    rename_onto_it: at_once("PEXPIRE other 80\n RENAME other {k}").after("SET other x").in_ms(80),
-    copy_onto_it: at_once("PEXPIRE other 80\n COPY other {k} REPLACE").after("SET other x").in_ms(80),
+        at_once("EVAL redis.call('DEL',KEYS[1])redis.call('SET',KEYS[1],'x','PX',{ms})return~1 1 {k}").later(),
+    rename_onto_it: at_once("PEXPIRE other {ms}\n RENAME other {k}").after("SET other x").later(),
+    copy_onto_it: at_once("PEXPIRE other {ms}\n COPY other {k} REPLACE").after("SET other x").later(),
     swapdb_with_one_that_has_the_key:
-        at_once("SELECT 1\n PEXPIRE {k} 80\n SWAPDB 0 1").after("SELECT 1\n FLUSHDB\n SET {k} x").in_ms(80),
+        at_once("SELECT 1\n PEXPIRE {k} {ms}\n SWAPDB 0 1").after("SELECT 1\n FLUSHDB\n SET {k} x").later(),
     move_onto_it:
-        at_once("MULTI\n DEL {k}\n SELECT 4\n PEXPIRE {k} 80\n MOVE {k} 0\n EXEC").after("SELECT 4\n SET {k} x").in_ms(80),
+        at_once("MULTI\n DEL {k}\n SELECT 4\n PEXPIRE {k} {ms}\n MOVE {k} 0\n EXEC").after("SELECT 4\n SET {k} x").later(),
     a_list_with_a_ttl_in_its_place:
-        at_once("MULTI\n DEL {k}\n RPUSH {k} 1\n PEXPIRE {k} 80\n EXEC").in_ms(80),
+        at_once("MULTI\n DEL {k}\n RPUSH {k} 1\n PEXPIRE {k} {ms}\n EXEC").later(),
     // A foreign key in its place that stays until it is deleted.
     set_over_it_without_a_ttl: at_once("SET {k} x").stays(),
     persisted: at_once("PERSIST {k}").stays(),
@@ -214,25 +237,28 @@ fn restore_over_it_is_respected_to_its_ttl() {
     let server = Server::start();
     server.call(&["SET", "other", "x"]);
     let dump = server.call(&["DUMP", "other"]).bytes();
-    for (ttl, gone) in [(80, true), (0, false)] {
-        hold(&server, "k", "tA", "1m");
-        let mut b = line_up(&server, "k", "tB", "1m", "0");
+    within(ms(81) + AT_ONCE, "the grant after RESTORE's ttl", |round| {
+        let key = format!("k{round}");
+        hold(&server, &key, "tA", "1m");
+        let mut b = line_up(&server, &key, "tB", "1m", "0");
         let noise = Noise::of(&server);
         let at = Instant::now();
-        assert_eq!(server.call(&args!["RESTORE", "k", ttl, &dump, "REPLACE"]).text(), "OK");
-        if !gone {
-            b.still_waits(&server, "k");
-            assert_eq!(holder(&server, "k"), "x");
-            server.call(&["DEL", "k"]);
-            b.fence();
-        } else {
-            b.fence();
-            assert!(at.elapsed() + ms(1) >= ms(80));
-            prompt(at, ms(81) + AT_ONCE, noise, "the grant after RESTORE's ttl");
-        }
-        assert_eq!(holder(&server, "k"), "tB");
-        assert_eq!(release(&server, "k", "tB"), 1);
-    }
+        assert_eq!(server.call(&args!["RESTORE", &key, 80, &dump, "REPLACE"]).text(), "OK");
+        b.fence();
+        let took = took(at, noise);
+        assert!(at.elapsed() + ms(1) >= ms(80));
+        assert_eq!(holder(&server, &key), "tB");
+        took
+    });
+    // And without a TTL.
+    hold(&server, "k", "tA", "1m");
+    let mut b = line_up(&server, "k", "tB", "1m", "0");
+    assert_eq!(server.call(&args!["RESTORE", "k", 0, &dump, "REPLACE"]).text(), "OK");
+    b.still_waits(&server, "k");
+    assert_eq!(holder(&server, "k"), "x");
+    server.call(&["DEL", "k"]);
+    b.fence();
+    assert_eq!(holder(&server, "k"), "tB");
 }
 
 #[test]
