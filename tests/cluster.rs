@@ -7,7 +7,7 @@ mod rig;
 
 use rig::cluster::{Atomic, Cluster, Router, asking, redirected, state};
 use rig::line::{
-    Noise, Waiter, enter, hold, holder, line_up, not_here, prompt, queue, release, unix_ms, waiters, words,
+    Noise, Waiter, enter, hold, holder, line_up, net, not_here, prompt, queue, release, unix_ms, waiters, words,
 };
 use rig::{Client, SOON, Server, Value, ValueExt, args, in_time, ms, wait_for, wait_until};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
@@ -118,7 +118,7 @@ fn commands_go_by_their_one_key_and_by_nothing_else() {
 fn a_cluster_client_of_a_library_finds_every_key_and_follows_a_slot_that_moves() {
     let cluster = Cluster::start(0);
     let urls: Vec<String> = (0..3).map(|node| format!("redis://{}", cluster.address(node))).collect();
-    let client = redis::cluster::ClusterClient::new(urls).unwrap();
+    let client = redis::cluster::ClusterClient::builder(urls).connection_timeout(SOON).build().unwrap();
     let mut connection = client.get_connection().unwrap();
     let mut ask = |line: &str| -> Value {
         let words = words(line);
@@ -257,14 +257,19 @@ fn while_a_slot_is_on_its_way_keys_are_served_where_they_are_and_the_rest_is_ask
     assert_eq!(redirected(&source.call(&hit), "ASK"), (slot, cluster.address(1)));
     assert_eq!(asking(&mut client, &hit).ints()[..3], [1, 5, 4]);
 
-    // Waiting on the target, for a lock that is there already.
+    // Waiting on the target, for a lock that is there already. Who waits there for a second is sent to the owner, and
+    // asks again.
     let mut waiting = target.client();
-    waiting.send_all(&[args!["ASKING"], args!["LOCK.ACQUIRE", &fresh, "tB", "1m", "BLOCK", 0]]);
-    assert_eq!(waiting.read(SOON).unwrap(), Value::Okay);
-    wait_until(SOON, "it waits", || waiters(target) == 1);
-    assert_eq!(asking(&mut client, &args!["LOCK.RELEASE", &fresh, "tA"]).int(), 1);
-    let reply = waiting.read(SOON).unwrap();
-    assert!(reply.int() > taken, "{reply:?}");
+    let granted = (0..5).find_map(|_| {
+        assert!(asking(&mut client, &take).int() >= taken);
+        waiting.send_all(&[args!["ASKING"], args!["LOCK.ACQUIRE", &fresh, "tB", "1m", "BLOCK", 0]]);
+        assert_eq!(waiting.read(SOON).unwrap(), Value::Okay);
+        wait_until(SOON, "it waits", || waiters(target) == 1 || waiting.is_answered());
+        assert_eq!(asking(&mut client, &args!["LOCK.RELEASE", &fresh, "tA"]).int(), 1);
+        let reply = waiting.read(SOON).unwrap();
+        (!reply.is_error("MOVED ")).then(|| reply.int())
+    });
+    assert!(granted.is_some_and(|fence| fence > taken), "{granted:?}");
     assert_eq!(asking(&mut client, &args!["LOCK.RELEASE", &fresh, "tB"]).int(), 1);
 
     let begun = Instant::now();
@@ -436,6 +441,8 @@ fn l35_waiters_are_sent_to_the_endpoint_that_the_server_itself_names() {
         node.ok(&args!["CONFIG", "SET", "cluster-announce-hostname", format!("node-{at}.test")]);
     }
     let source = &cluster.nodes[0];
+    let knows_its_name = || source.call(&["CLUSTER", "NODES"]).text().contains("node-1.test");
+    wait_until(SOON, "the source has heard the target's name", knows_its_name);
     // By address, by name, by a name that is not known, and not at all: behind a proxy only the port counts.
     let wanted =
         [("ip", 1, "127.0.0.1"), ("hostname", 1, "node-1.test"), ("hostname", 2, "?"), ("unknown-endpoint", 1, "")];
@@ -542,8 +549,16 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Moves a slot to and fro while others work, and tells them to end.
-fn to_and_fro(cluster: &Cluster, slot: u16, rounds: usize, how: Option<Atomic>, pause: Duration, stop: &AtomicBool) {
+/// Moves a slot to and fro while others work, and tells them to end. `work_goes_on` returns when they have done
+/// something.
+fn to_and_fro(
+    cluster: &Cluster,
+    slot: u16,
+    rounds: usize,
+    how: Option<Atomic>,
+    work_goes_on: impl Fn(),
+    stop: &AtomicBool,
+) {
     let (begun, _ends) = (Instant::now(), Ends(stop));
     for round in 0..rounds {
         let (from, to) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
@@ -551,7 +566,7 @@ fn to_and_fro(cluster: &Cluster, slot: u16, rounds: usize, how: Option<Atomic>, 
             None => {
                 cluster.begin_move(slot, from, to);
                 // Some of the work is done between the two, some while keys go.
-                work_for(pause);
+                work_goes_on();
                 loop {
                     cluster.move_keys(slot, from, to);
                     let left = cluster.nodes[from].call(&args!["CLUSTER", "COUNTKEYSINSLOT", slot]).int();
@@ -559,20 +574,22 @@ fn to_and_fro(cluster: &Cluster, slot: u16, rounds: usize, how: Option<Atomic>, 
                         break;
                     }
                 }
-                work_for(pause);
+                work_goes_on();
                 cluster.end_move(slot, from, to);
             }
             Some(how) => cluster.begin_atomic_move(how, slot, from, to),
         }
         cluster.wait_for_owner(slot, to);
-        work_for(pause);
+        work_goes_on();
     }
     println!("{rounds} moves in {:?}", begun.elapsed());
 }
 
-/// Time for others to do something; nothing is hoped of it.
-fn work_for(time: Duration) {
+/// Some time for others, and then as much as they need to do something.
+fn work_for(time: Duration, done: impl Fn() -> i64) {
+    let before = done();
     std::thread::sleep(time);
+    wait_until(SOON, "the work goes on", || done() > before + 4);
 }
 
 fn exclusion_across_moves(how: Option<Atomic>, cluster: &mut Cluster) {
@@ -580,12 +597,13 @@ fn exclusion_across_moves(how: Option<Atomic>, cluster: &mut Cluster) {
     let slot = cluster.slot(&tag);
     let key = format!("{{{tag}}}k");
     let (stop, inside, last) = (AtomicBool::new(false), AtomicI64::new(0), AtomicI64::new(0));
+    let served = AtomicI64::new(0);
     let rounds = if long() { 60 } else { 6 };
     let shared = &*cluster;
     let way: Vec<(usize, Vec<String>)> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..4)
             .map(|n| {
-                let (stop, inside, last, key) = (&stop, &inside, &last, &key);
+                let (stop, inside, last, served, key) = (&stop, &inside, &last, &served, &key);
                 let mut router = Router::new(shared);
                 scope.spawn(move || {
                     let (mut grants, mut way) = (0, vec![]);
@@ -609,12 +627,13 @@ fn exclusion_across_moves(how: Option<Atomic>, cluster: &mut Cluster) {
                         assert_eq!(done.reply.int(), 1, "{:?}", done.way);
                         way.extend(done.way);
                         grants += 1;
+                        served.fetch_add(1, SeqCst);
                     }
                     (grants, way)
                 })
             })
             .collect();
-        to_and_fro(shared, slot, rounds, how, ms(60), &stop);
+        to_and_fro(shared, slot, rounds, how, || work_for(ms(60), || served.load(SeqCst)), &stop);
         workers.into_iter().map(|worker| worker.join().expect("a worker")).collect()
     });
     let grants: usize = way.iter().map(|(grants, _)| grants).sum();
@@ -668,7 +687,9 @@ fn quotas_across_moves(how: Option<Atomic>, cluster: &mut Cluster) {
                 }
             });
         }
-        to_and_fro(shared, slot, if long() { 40 } else { 4 }, how, ms(60), &stop);
+        // The one of which least was admitted.
+        let done = || admitted.iter().map(|one| one.load(SeqCst)).min().unwrap();
+        to_and_fro(shared, slot, if long() { 40 } else { 4 }, how, || work_for(ms(60), done), &stop);
     });
     let mut router = Router::new(shared);
     for (call, admitted) in calls.iter().zip(admitted) {
@@ -796,12 +817,29 @@ fn a_primary_that_is_killed_is_replaced_and_locks_limits_and_fences_go_on() {
     goes_on(new, &tag, fence);
 }
 
-/// Nobody is granted anything behind the gate, whatever the servers make of those who wait.
+/// Nobody is granted anything behind the gate, whatever the servers make of those who wait; and who waits still is
+/// granted soon after. The best of five: what else the machine does makes a grant later, and never earlier.
 fn through_clusterdown(cluster: &mut Cluster, shut: impl Fn(&Cluster), open: impl Fn(&Cluster), key: &str, code: &str) {
+    let mut late = vec![];
+    let is_prompt = (0..5).any(|round| {
+        late.push(shut_and_opened(cluster, &shut, &open, &format!("{{{key}}}{round}:"), code));
+        late[round] <= ms(150)
+    });
+    assert!(is_prompt, "the grant after CLUSTERDOWN: {late:?}");
+    alive(cluster);
+}
+
+/// One time of it: how long the grant took, where the server has left the waiters to us.
+fn shut_and_opened(
+    cluster: &Cluster,
+    shut: impl Fn(&Cluster),
+    open: impl Fn(&Cluster),
+    key: &str,
+    code: &str,
+) -> Duration {
     let server = &cluster.nodes[0];
     let (key, until, had, [mut b, mut c]) = in_time(400, |lease| {
-        // Of the same slot.
-        let (key, held) = (format!("{{{key}}}{lease}"), Instant::now());
+        let (key, had, held) = (format!("{key}{lease}"), handovers(server), Instant::now());
         hold(server, &key, "tA", &format!("{lease}ms"));
         let line = ["tB", "tC"].map(|token| enter(server, &key, token, "1m", "0"));
         let until = unix_ms() + lease as f64;
@@ -816,7 +854,7 @@ fn through_clusterdown(cluster: &mut Cluster, shut: impl Fn(&Cluster), open: imp
             wait_until(SOON, "nobody is left of it", || waiters(server) == 0);
             return None;
         }
-        Some((key, until, handovers(server), line))
+        Some((key, until, had, line))
     });
     let key = key.as_str();
     wait_until(ms(60_000), "the lease has ended", || unix_ms() > until + 100.0);
@@ -838,19 +876,20 @@ fn through_clusterdown(cluster: &mut Cluster, shut: impl Fn(&Cluster), open: imp
             wait_until(SOON, "it can be had again", || {
                 matches!(server.call(&args!["LOCK.ACQUIRE", key, "tB", "1m"]), Value::Int(1..))
             });
+            Duration::ZERO
         }
         [None, None] => {
             open(cluster);
             wait_until(SOON, "the cluster is up", || state(server) == "ok");
             let (noise, opened) = (Noise::of(server), Instant::now());
             b.fence();
-            prompt(opened, ms(150), noise, "the grant after CLUSTERDOWN");
+            let late = net(opened, Instant::now(), &noise.lost());
             assert_eq!(release(server, key, "tB"), 1);
             c.fence();
+            late
         }
         _ => panic!("one was told and the other was not: {told:?}"),
     }
-    alive(cluster);
 }
 
 #[test]
@@ -895,6 +934,7 @@ fn nobody_is_granted_a_lock_by_a_primary_that_is_cut_off_from_the_others() {
     hold(server, &key, "tA", "10m");
     let mut b = line_up(server, &key, "tB", "1m", "0");
     shut(&cluster);
+    // Redis ends such a wait itself; Valkey leaves it to us, and we leave it until the cluster is up again.
     let told = b.client.read(ms(1500)).ok();
     assert!(told.as_ref().is_none_or(|reply| reply.is_error("CLUSTERDOWN ")), "{told:?}");
     assert!(server.call(&args!["LOCK.RELEASE", &key, "tA"]).is_error("CLUSTERDOWN "));
@@ -902,9 +942,10 @@ fn nobody_is_granted_a_lock_by_a_primary_that_is_cut_off_from_the_others() {
     wait_until(SOON, "the cluster is up", || state(server) == "ok");
     assert_eq!(handovers(server), 0, "granted while it was cut off");
     assert_eq!(server.call(&args!["LOCK.RENEW", &key, "tA", 50]).int(), 1);
-    if told.is_none() {
-        b.fence();
-    } else {
+    // Who was not told by then waits still, or was told later.
+    let told = told.unwrap_or_else(|| b.reply());
+    if !matches!(told, Value::Int(1..)) {
+        assert!(told.is_error("CLUSTERDOWN "), "{told:?}");
         wait_until(SOON, "it can be had again", || {
             matches!(server.call(&args!["LOCK.ACQUIRE", &key, "tB", "1m"]), Value::Int(1..))
         });

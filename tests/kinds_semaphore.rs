@@ -9,7 +9,7 @@ use kinds::{
     Ears, ends_at, expires_at, granted, holders, int, is_error, late_by_at_most, line_up, no_internal_error, queue,
     send_up, wait_past, words,
 };
-use rig::{Client, SOON, Server, ValueExt, args, wait_until};
+use rig::{Client, SOON, Server, ValueExt, args, in_time, wait_until};
 
 fn start() -> (Server, Client) {
     let server = Server::start();
@@ -33,10 +33,10 @@ fn a_semaphore_grants_up_to_the_limit_and_each_permit_has_its_own_deadline() {
     assert_eq!(ends_at(&server, "k", "t1"), ends[0]);
     assert_eq!(int(&mut client, "SEM.ACQUIRE k t4 1m 3"), 0);
     // RENEW, also to an earlier end; the others keep theirs, and the key follows the last.
-    assert_eq!(int(&mut client, "SEM.RENEW k t3 10s"), 1);
+    assert_eq!(int(&mut client, "SEM.RENEW k t3 10m"), 1);
     assert_eq!(expires_at(&server, "k"), ends[1]);
     assert_eq!((ends_at(&server, "k", "t1"), ends_at(&server, "k", "t2")), (ends[0], ends[1]));
-    assert_eq!(int(&mut client, "SEM.RENEW k t4 10s"), 0);
+    assert_eq!(int(&mut client, "SEM.RENEW k t4 10m"), 0);
     assert_eq!(int(&mut client, "SEM.RELEASE k t4"), 0);
     assert_eq!(int(&mut client, "SEM.RELEASE k t2"), 1);
     granted(&mut client, "SEM.ACQUIRE k t4 1m 3");
@@ -72,10 +72,16 @@ fn the_limit_travels_with_each_call_and_a_lower_one_evicts_nobody() {
 #[test]
 fn l39_an_expired_permit_is_the_next_ones_and_a_late_release_takes_nothing_from_it() {
     let (server, mut client) = start();
-    // In one write, so that the lease cannot end between the two.
-    let replies = client.pipeline(&[words("SEM.ACQUIRE k tA 100ms 1"), words("SEM.ACQUIRE k tB 270m 1")]);
-    assert!(replies[0].int() > 0 && replies[1].int() == 0, "{replies:?}");
-    let end = ends_at(&server, "k", "tA");
+    let end = in_time(100, |lease| {
+        let replies = client.pipeline(&[
+            words("DEL k"),
+            words(&format!("SEM.ACQUIRE k tA {lease} 1")),
+            words("SEM.ACQUIRE k tB 270m 1"),
+            words("PEXPIRETIME k"),
+        ]);
+        assert!(replies[1].int() > 0, "{replies:?}");
+        (replies[2].int() == 0 && replies[3].int() > 0).then(|| replies[3].int())
+    });
     wait_past(&server, end);
     granted(&mut client, "SEM.ACQUIRE k tB 270m 1");
     assert_eq!(int(&mut client, "SEM.RELEASE k tA"), 0);
@@ -127,10 +133,18 @@ fn l41_permits_of_dead_holders_come_back_at_their_deadlines_one_by_one_to_waiter
     let (server, mut client) = start();
     client.call(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
     late_by_at_most(20, "a dead holder's permit", || {
-        client.call(&["DEL", "k"]);
-        granted(&mut client, "SEM.ACQUIRE k d1 150ms 2");
-        granted(&mut client, "SEM.ACQUIRE k d2 300ms 2");
-        let dead = ["d1", "d2"].map(|token| ends_at(&server, "k", token));
+        let replies = client.pipeline(&[
+            words("DEL k"),
+            words("SEM.ACQUIRE k d1 150ms 2"),
+            words("SEM.ACQUIRE k d2 300ms 2"),
+            words("ZSCORE k d1"),
+            words("ZSCORE k d2"),
+        ]);
+        assert!(replies[1].int() > 0 && replies[2].int() > 0, "{replies:?}");
+        if replies[3].is_nil() || replies[4].is_nil() {
+            return i64::MAX; // over before they could be looked at
+        }
+        let dead = [3, 4].map(|at| replies[at].text().strip_suffix(".5").unwrap().parse::<i64>().unwrap());
         let mut w1 = send_up(&server, "SEM.ACQUIRE k w1 270m 2 BLOCK 0");
         wait_until(SOON, "it waits or has it", || {
             queue(&server, "k") == ["w1"] || holders(&server, "k").contains(&"w1".to_owned())

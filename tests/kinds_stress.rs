@@ -14,10 +14,14 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rig::{Client, SOON, Server, ValueExt, ms, wait_for};
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const CALLERS: u64 = 8;
 const RUN: Duration = ms(4000);
+/// How often each kind is to be held at least, for the run to tell anything: it goes on until then.
+const ENOUGH: u32 = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -44,8 +48,12 @@ struct Told {
     calls: u32,
 }
 
+/// How often a reader, a writer and a permit were held, by all callers.
+type Counts = [AtomicU32; 3];
+
 struct Caller {
     number: u64,
+    counts: Arc<Counts>,
     port: u16,
     client: Client,
     rng: StdRng,
@@ -62,6 +70,10 @@ impl Caller {
 
     fn hold(&mut self, token: &str, kind: Kind, asked: Instant, from: Instant, to: Instant) {
         if from < to {
+            let kinds = [kind == Kind::Reader, kind == Kind::Writer, matches!(kind, Kind::Permit { .. })];
+            for (count, _) in self.counts.iter().zip(kinds).filter(|(_, is_it)| *is_it) {
+                count.fetch_add(1, Relaxed);
+            }
             self.told.held.push(Held { token: token.to_owned(), kind, asked, from, to });
         }
     }
@@ -208,15 +220,17 @@ fn l36_to_l41_readers_writers_and_permits_all_at_once() {
             lines.push(line);
         }
     });
-    let (port, end) = (server.port(), Instant::now() + RUN);
+    let (port, begun, counts) = (server.port(), Instant::now(), Arc::<Counts>::default());
     let callers: Vec<_> = (0..CALLERS)
         .map(|number| {
+            let counts = Arc::clone(&counts);
             std::thread::spawn(move || {
                 let rng = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 let client = Client::connect(port).unwrap();
-                let mut caller = Caller { number, port, client, rng, told: Told::default() };
+                let mut caller = Caller { number, counts, port, client, rng, told: Told::default() };
                 let mut n = 0;
-                while Instant::now() < end {
+                let too_few = |counts: &Counts| counts.iter().any(|count| count.load(Relaxed) < ENOUGH);
+                while begun.elapsed() < RUN || too_few(&caller.counts) && begun.elapsed() < RUN + SOON {
                     caller.once(n);
                     n += 1;
                 }

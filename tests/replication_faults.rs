@@ -85,15 +85,13 @@ impl Traffic {
         }
     }
 
-    /// Rounds for that long, at least one.
+    /// Rounds for that long, and as many as it takes to have keys of every kind.
     #[track_caller]
     fn rounds(&mut self, time: Duration) {
         let until = Instant::now() + time;
-        loop {
+        (0..4).for_each(|_| self.round());
+        while Instant::now() < until {
             self.round();
-            if Instant::now() >= until {
-                return;
-            }
         }
     }
 
@@ -541,7 +539,8 @@ fn kill_9_with_appendfsync_always_loses_no_acknowledged_grant_and_no_unit() {
             for (n, begun) in begun.iter().enumerate() {
                 scope.spawn(move || seen.use_up(server, n, begun, |_| true));
             }
-            wait_until(SOON, "all are at it", || begun.iter().all(|begun| begun.load(SeqCst)));
+            // Each step waits for the disk.
+            wait_until(3 * SOON, "all are at it", || begun.iter().all(|begun| begun.load(SeqCst)));
             if round % 2 == 1 {
                 server.call(&["BGREWRITEAOF"]);
             }

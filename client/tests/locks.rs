@@ -135,7 +135,7 @@ fn a_clone_that_asks_while_its_owner_waits_gives_up_in_its_own_time() {
 #[test]
 fn a_waiter_gets_the_lock_by_a_reply_and_renews_it_once() {
     let server = Server::start();
-    let first = hold(&lock(&server, "k", Kind::Exclusive));
+    let first = hold(&open(&server).lock("k", Options::new(10 * LONG).renew(false)));
     let sluice = open(&server).response_timeout(ms(3000));
     let second = sluice.lock("k", Options::new(LONG).renew(false));
     thread::scope(|scope| {
@@ -239,7 +239,7 @@ fn asked_anew_over_fresh_connections_it_keeps_its_place() {
 #[test]
 fn a_server_that_stalls_or_dies_ends_a_wait_without_end() {
     let mut server = Server::start();
-    let _first = hold(&open(&server).lock("k", Options::new(LONG).renew(false)));
+    let _first = hold(&open(&server).lock("k", Options::new(10 * LONG).renew(false)));
     let waiting = open(&server).response_timeout(ms(2000)).lock("k", Options::new(LONG).ask_anew(ms(200)));
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiting.acquire());
@@ -309,8 +309,8 @@ fn a_lost_reply_leaves_no_lock_behind() {
         proxy.swallow(false);
         let lock =
             Sluice::open(&proxy.url()).unwrap().response_timeout(ms(500)).lock("k", Options::new(LONG).kind(kind));
-        // A connection that is set up, so that it is the ACQUIRE whose reply is lost.
-        drop(patiently(|| lock.try_acquire()));
+        // A connection that is set up and has answered all, so that it is the ACQUIRE whose reply is lost.
+        patiently(|| lock.try_acquire()?.map(Guard::release).transpose());
         proxy.swallow(true);
         let watch = Watch::start();
         assert!(matches!(lock.try_acquire(), Err(Error::Timeout)), "{kind:?}");

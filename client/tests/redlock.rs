@@ -54,8 +54,8 @@ const NODE: Duration = ms(2500);
 
 /// What could not be done because the machine stood still for a good part of the ttl is done once more, with a longer one.
 #[track_caller]
-fn no_client_could<T>(watch: Watch, ttl: Duration) -> Option<T> {
-    let stall = watch.longest_stall();
+fn no_client_could<T>(watches: Vec<Watch>, ttl: Duration) -> Option<T> {
+    let stall = watches.into_iter().map(Watch::longest_stall).max().unwrap_or_default();
     assert!(stall > ttl / 10, "lost, and the machine stood still for no longer than {stall:?}");
     None
 }
@@ -130,18 +130,20 @@ fn a_grant_whose_reply_was_lost_is_given_back_too() {
 #[test]
 fn without_a_quorum_of_the_module_the_reason_is_said() {
     let plain: Vec<Server> = (0..3).map(|_| Server::builder().module(false).start()).collect();
-    assert!(matches!(on(&plain, calm()).try_acquire(), Err(Error::ModuleMissing { command: "LOCK.ACQUIRE" })));
+    let asked = on(&plain, calm()).node_timeout(NODE).try_acquire();
+    assert!(matches!(asked, Err(Error::ModuleMissing { command: "LOCK.ACQUIRE" })));
     assert!(matches!(on(&plain, calm().kind(Kind::Shared)).try_acquire(), Err(Error::Invalid(_))));
     assert!(matches!(on(&plain, calm()).node_timeout(SOON).try_acquire(), Err(Error::Invalid(_))));
 }
 
 #[test]
 fn a_quorum_prolongs_it_and_without_one_it_is_lost() {
-    in_time(1500, |ttl| {
-        let (mut servers, ttl, watch) = (servers(), ms(ttl), Watch::start());
+    in_time(2000, |ttl| {
+        let (mut servers, ttl) = (servers(), ms(ttl));
+        let watches: Vec<Watch> = servers[2..].iter().map(Watch::of).collect();
         let (tell, told) = channel();
         let options = Options::new(ttl).on_loss(move |loss| tell.send((Instant::now(), loss)).unwrap());
-        let lock = on(&servers, options).node_timeout(ttl / 5);
+        let lock = on(&servers, options).node_timeout(ttl / 4);
         let guard = lock.acquire_timeout(SOON).unwrap().expect("free");
         servers[0].kill9();
         servers[1].stop();
@@ -149,8 +151,9 @@ fn a_quorum_prolongs_it_and_without_one_it_is_lost() {
         let proved = (Instant::now(), guard.validity());
         if proved.1.is_zero() {
             // Three of five prolong it.
-            return no_client_could(watch, ttl);
+            return no_client_could(watches, ttl);
         }
+        drop(watches);
         servers[2].stop();
         let stopped = Watch::start();
         let (at, loss) = told.recv_timeout(ttl + SOON).unwrap();
@@ -182,8 +185,9 @@ struct Belief {
     to: Instant,
 }
 
-/// No two at once.
+/// No two at once. Who never saw it to be valid believed nothing, whenever it got to look.
 fn check(mut history: Vec<Belief>, what: &str) -> usize {
+    history.retain(|belief| belief.from < belief.to);
     history.sort_by_key(|belief| belief.from);
     for pair in history.windows(2) {
         assert!(
@@ -287,7 +291,7 @@ fn chaos(name: &str, faults: usize, clients: impl Fn(&[String], u64, &AtomicBool
     let granted = check(history, &format!("{name}, {faults} at fault, SLUICE_SEED={seed}"));
     println!("{name}, {faults} servers at fault: {granted} grants");
     // Whatever happened: with all servers running, it can be had again.
-    let lock = over(urls, Options::new(ms(5000)));
+    let lock = over(urls, calm()).node_timeout(NODE);
     let guard = lock.acquire_timeout(SOON).unwrap().expect("free after at most a ttl");
     assert!(guard.release().unwrap());
     granted
@@ -346,6 +350,7 @@ fn blocking_clients(urls: &[String], seed: u64, stop: &AtomicBool) -> Vec<Belief
     let lost = noise.lost();
     let longest = failed.into_inner().unwrap().into_iter().map(|(from, to)| net(from, to, &lost)).max();
     let longest = longest.unwrap_or_default();
+    println!("an acquire that failed took {longest:?} at most");
     assert!(longest < ms(300 + 60) + SLACK, "a failed acquire took {longest:?}");
     history.into_inner().unwrap()
 }

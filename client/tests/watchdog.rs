@@ -32,9 +32,9 @@ fn hold(server: &Server, options: Options) -> (Guard, Receiver<(Instant, Loss)>)
 
 #[test]
 fn it_keeps_a_lock_for_a_job_of_ten_times_the_ttl() {
-    in_time(800, |ttl| {
+    in_time(1500, |ttl| {
         let (server, ttl) = (Server::start(), ms(ttl));
-        let (watch, start) = (Watch::start(), Instant::now());
+        let (watch, start) = (Watch::of(&server), Instant::now());
         let (guard, told) = hold(&server, Options::new(ttl));
         let other = open(&server).lock("k", Options::new(ttl));
         while start.elapsed() < 10 * ttl {
@@ -44,7 +44,11 @@ fn it_keeps_a_lock_for_a_job_of_ten_times_the_ttl() {
             thread::sleep(ms(20));
         }
         let renewals = calls(&server, "lock.renew");
-        assert!((10..=40).contains(&renewals), "at each third of the ttl: {renewals}");
+        assert!(renewals >= 10, "at each third of the ttl: {renewals}");
+        if renewals > 40 {
+            // A renewal that is not answered in time is sent again, and a server that goes on does all of them.
+            return no_client_could(watch, ttl);
+        }
         if !guard.release().unwrap() {
             return no_client_could(watch, ttl);
         }
@@ -64,8 +68,9 @@ fn no_client_could<T>(watch: Watch, ttl: Duration) -> Option<T> {
 
 #[test]
 fn it_tells_at_the_next_renewal_that_the_key_was_deleted() {
-    in_time(900, |ttl| {
-        let (server, ttl, watch) = (Server::start(), ms(ttl), Watch::start());
+    in_time(1500, |ttl| {
+        let (server, ttl) = (Server::start(), ms(ttl));
+        let watch = Watch::of(&server);
         let (guard, told) = hold(&server, Options::new(ttl));
         let deleted = Watch::start();
         server.cli(&["DEL", "k"]);
@@ -87,8 +92,9 @@ fn it_tells_at_the_next_renewal_that_the_key_was_deleted() {
 
 #[test]
 fn it_tells_that_a_key_became_something_else() {
-    in_time(600, |ttl| {
-        let (server, ttl, watch) = (Server::start(), ms(ttl), Watch::start());
+    in_time(1500, |ttl| {
+        let (server, ttl) = (Server::start(), ms(ttl));
+        let watch = Watch::of(&server);
         let (guard, told) = hold(&server, Options::new(ttl));
         server.client().pipeline(&[args!["DEL", "k"], args!["LPUSH", "k", "x"]]);
         if told.recv_timeout(ttl + SOON).unwrap().1 != Loss::Gone {
@@ -102,14 +108,16 @@ fn it_tells_that_a_key_became_something_else() {
 
 #[test]
 fn it_tells_before_the_lease_is_over_that_the_server_has_stopped() {
-    let (server, guard) = in_time(600, |ttl| {
-        let (server, ttl, watch) = (Server::start(), ms(ttl), Watch::start());
+    let (server, guard) = in_time(1200, |ttl| {
+        let (server, ttl) = (Server::start(), ms(ttl));
+        let watch = Watch::of(&server);
         let (guard, told) = hold(&server, Options::new(ttl));
         wait_until(ttl + SOON, "a renewal", || calls(&server, "lock.renew") > 1 || guard.is_lost());
         let proved = (Instant::now(), guard.proved_for());
         if proved.1.is_zero() {
             return no_client_could(watch, ttl);
         }
+        drop(watch);
         server.stop();
         let stopped = Watch::start();
         let (at, loss) = told.recv_timeout(ttl + SOON).unwrap();
@@ -151,9 +159,11 @@ fn a_server_that_comes_back_without_the_lock_is_noticed() {
     in_time(3000, |ttl| {
         let (mut server, ttl, watch) = (Server::start(), ms(ttl), Watch::start());
         let (guard, told) = hold(&server, Options::new(ttl));
+        let down = Instant::now();
         server.restart();
+        let down = down.elapsed();
         if told.recv_timeout(ttl + SOON).unwrap().1 != Loss::Gone {
-            return no_client_could(watch, ttl);
+            return if down > ttl / 4 { None } else { no_client_could(watch, ttl) };
         }
         assert!(!guard.release().unwrap());
         Some(())
@@ -162,8 +172,9 @@ fn a_server_that_comes_back_without_the_lock_is_noticed() {
 
 #[test]
 fn it_stops_at_the_longest_hold_and_the_server_then_frees_the_lock() {
-    in_time(600, |ttl| {
-        let (server, ttl, watch) = (Server::start(), ms(ttl), Watch::start());
+    in_time(1200, |ttl| {
+        let (server, ttl) = (Server::start(), ms(ttl));
+        let watch = Watch::of(&server);
         let (longest, from_start, until_told) = (ttl * 5 / 3, Watch::start(), Watch::start());
         let start = Instant::now();
         let (guard, told) = hold(&server, Options::new(ttl).max_hold(longest));
@@ -182,8 +193,9 @@ fn it_stops_at_the_longest_hold_and_the_server_then_frees_the_lock() {
 
 #[test]
 fn it_does_not_outlive_the_guard() {
-    in_time(150, |ttl| {
-        let (server, ttl, watch) = (Server::start(), ms(ttl), Watch::start());
+    in_time(600, |ttl| {
+        let (server, ttl) = (Server::start(), ms(ttl));
+        let watch = Watch::of(&server);
         let (guard, _told) = hold(&server, Options::new(ttl));
         wait_until(ttl + SOON, "it renews", || calls(&server, "lock.renew") > 2 || guard.is_lost());
         if guard.is_lost() {
@@ -217,7 +229,10 @@ fn a_guard_that_goes_in_its_own_callback_or_after_one_that_panics_frees_the_lock
     let place: Arc<Mutex<Option<Guard>>> = Arc::default();
     let inside = Arc::clone(&place);
     let options = Options::new(ms(300)).max_hold(ms(200)).on_loss(move |_| drop(inside.lock().unwrap().take()));
-    *place.lock().unwrap() = Some(open(&server).lock("k", options).acquire().unwrap());
+    // The callback may come at once, and waits for it to be there.
+    let mut empty = place.lock().unwrap();
+    *empty = Some(open(&server).lock("k", options).acquire().unwrap());
+    drop(empty);
     wait_until(SOON, "the callback takes it", || place.lock().unwrap().is_none());
     let options = Options::new(SOON).on_loss(|_| panic!("a bug of the holder's"));
     let guard = open(&server).lock("k2", options).acquire().unwrap();
@@ -240,27 +255,34 @@ fn the_paused_client() {
     let Ok(url) = std::env::var(URL) else { return };
     let ttl = ms(std::env::var(TTL).unwrap().parse().unwrap());
     let options = Options::new(ttl).on_loss(|loss| println!("\ntold {loss:?}"));
-    let lock = Sluice::open(&url).unwrap().lock("k", options);
-    let guard = lock.acquire().unwrap();
+    let lock = Sluice::open(&url).unwrap().response_timeout(SOON).lock("k", options);
+    let (watch, guard) = (Watch::start(), lock.acquire().unwrap());
     println!("\nholds");
     // Time only passes unseen while the process is stopped.
-    let mut last = Instant::now();
-    while last.elapsed() < ttl {
-        last = Instant::now();
-        assert!(!guard.is_lost());
-        thread::sleep(ms(5));
-        if last.elapsed() > ttl {
+    let (mut last, mut was_lost) = (Instant::now(), false);
+    loop {
+        let now = Instant::now();
+        let is_lost = guard.is_lost();
+        if now - last > ttl {
             // The first thing it asks when it runs again.
-            println!("\nlost {}", guard.is_lost());
+            println!("\nlost {is_lost}");
             break;
         }
+        if was_lost {
+            let _: Option<()> = no_client_could(watch, ttl);
+            println!("\nstood still");
+            return;
+        }
+        // It may have been stopped between the two: then it is the next look that tells for how long.
+        (last, was_lost) = (now, is_lost);
+        thread::sleep(ms(5));
     }
     println!("\nreleased {}", guard.release().unwrap());
 }
 
 #[test]
 fn a_client_that_was_paused_past_its_ttl_knows_at_once() {
-    in_time(800, |ttl| {
+    in_time(1500, |ttl| {
         let (server, watch, millis, ttl) = (Server::start(), Watch::start(), ttl.to_string(), ms(ttl));
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "the_paused_client", "--nocapture"])
@@ -270,14 +292,14 @@ fn a_client_that_was_paused_past_its_ttl_knows_at_once() {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut lines =
-            lines.filter(|line| ["holds", "lost", "told", "released"].iter().any(|word| line.starts_with(word)));
+        let mut lines = lines
+            .filter(|line| ["holds", "lost", "told", "released", "stood"].iter().any(|word| line.starts_with(word)));
         assert_eq!(lines.next().unwrap(), "holds");
         thread::sleep(ttl);
         if server.cli(&["EXISTS", "k"]) != "(integer) 1" || child.try_wait().unwrap().is_some() {
             let _ = child.kill();
             let _ = child.wait();
-            return no_client_could(watch, ttl);
+            return if lines.any(|line| line == "stood still") { None } else { no_client_could(watch, ttl) };
         }
         let signal = |name: &str| {
             let id = child.id().to_string();
@@ -293,6 +315,9 @@ fn a_client_that_was_paused_past_its_ttl_knows_at_once() {
         let mut said: Vec<String> = lines.collect();
         said.sort();
         assert!(child.wait().unwrap().success());
+        if said.iter().any(|line| line == "stood still") {
+            return None;
+        }
         assert_eq!(said.len(), 3, "{said:?}");
         assert_eq!((said[0].as_str(), said[1].as_str()), ("lost true", "released false"));
         assert!(said[2] == "told Unproved" || said[2] == "told Gone", "{said:?}");

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,7 @@ class Workers:
 
     def __init__(self, count: int, environment: dict[str, str]) -> None:
         self.environment = environment
-        self.ports = [free_port() for _ in range(count)]
+        self.ports = free_ports(count)
         self.processes = {port: self._start(port) for port in self.ports}
 
     def _start(self, port: int) -> subprocess.Popen[bytes]:
@@ -97,10 +97,13 @@ class Workers:
             process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    # All of them are held until the last one is found, or two could be the same.
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def listens(port: int) -> bool:
@@ -246,7 +249,7 @@ def picture(sale: Result, patient: Result | None = None, storm: Result | None = 
 @contextmanager
 def server(program: str, module: Path) -> Iterator[int]:
     """A server of its own, on a port that is free, in a folder that goes."""
-    port = free_port()
+    [port] = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="sluice-shop-") as folder:
         process = subprocess.Popen(
             [

@@ -35,25 +35,32 @@ pub fn dump_all(server: &Server) -> BTreeMap<(u32, String), Entry> {
 
 /// `None` if the key has gone meanwhile.
 fn entry(client: &mut Client, key: &[u8]) -> Option<Entry> {
-    let kind = client.call(&args!["TYPE", key]).text();
-    // (what reads it, whether its order means something, how many replies belong together)
-    let (read, ordered, group) = match kind.as_str() {
-        "none" => return None,
-        "string" => (args!["GET", key], true, 1),
-        "list" => (args!["LRANGE", key, 0, -1], true, 1),
-        "zset" => (args!["ZRANGE", key, 0, -1, "WITHSCORES"], true, 2),
-        "hash" => (args!["HGETALL", key], false, 2),
-        "set" => (args!["SMEMBERS", key], false, 1),
-        _ => (args!["DUMP", key], true, 1),
-    };
-    let reply = client.call(&read);
-    let parts = if matches!(reply, redis::Value::BulkString(_)) { vec![reply] } else { reply.array() };
-    let mut value: Vec<String> = parts
-        .chunks(group)
-        .map(|one| one.iter().map(|part| part.bytes().escape_ascii().to_string()).collect::<Vec<_>>().join(" => "))
-        .collect();
-    if !ordered {
-        value.sort();
+    loop {
+        let kind = client.call(&args!["TYPE", key]).text();
+        // (what reads it, whether its order means something, how many replies belong together)
+        let (read, ordered, group) = match kind.as_str() {
+            "none" => return None,
+            "string" => (args!["GET", key], true, 1),
+            "list" => (args!["LRANGE", key, 0, -1], true, 1),
+            "zset" => (args!["ZRANGE", key, 0, -1, "WITHSCORES"], true, 2),
+            "hash" => (args!["HGETALL", key], false, 2),
+            "set" => (args!["SMEMBERS", key], false, 1),
+            _ => (args!["DUMP", key], true, 1),
+        };
+        // All in one: a key may end, and become another, between any two commands.
+        let together = [args!["MULTI"], args!["TYPE", key], read, args!["PEXPIRETIME", key], args!["EXEC"]];
+        let [is, reply, expires_at] = &client.pipeline(&together).pop()?.array()[..] else { panic!("three replies") };
+        if is.text() != kind {
+            continue;
+        }
+        let parts = if matches!(reply, redis::Value::BulkString(_)) { vec![reply.clone()] } else { reply.array() };
+        let mut value: Vec<String> = parts
+            .chunks(group)
+            .map(|one| one.iter().map(|part| part.bytes().escape_ascii().to_string()).collect::<Vec<_>>().join(" => "))
+            .collect();
+        if !ordered {
+            value.sort();
+        }
+        return Some(Entry { kind, value, expires_at: expires_at.int() });
     }
-    Some(Entry { kind, value, expires_at: client.call(&args!["PEXPIRETIME", key]).int() })
 }

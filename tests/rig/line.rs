@@ -220,6 +220,10 @@ impl Noise {
 impl Drop for Noise {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
+        // Over when this is: it must not ask a server that is stopped next.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -37,11 +37,20 @@ pub fn patiently<T>(mut call: impl FnMut() -> Result<Option<T>, Error>) -> T {
         match call() {
             Ok(Some(got)) => return got,
             Ok(None) => assert!(was_late, "the lock is free"),
-            Err(Error::Timeout) => was_late = true,
+            Err(error) if is_late(&error) => was_late = true,
             Err(error) => panic!("{error:?}"),
         }
         assert!(Instant::now() < deadline, "not within {SOON:?}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether no answer came in time, or no connection.
+pub fn is_late(error: &Error) -> bool {
+    match error {
+        Error::Timeout => true,
+        Error::Connection(error) => error.is_timeout(),
+        _ => false,
     }
 }
 
@@ -55,6 +64,11 @@ impl Watch {
     /// Begins now. It looks at this process alone, so that a server which a test stops is not taken for a slow machine.
     pub fn start() -> Self {
         Self { noise: Noise::of_this_process(), from: Instant::now() }
+    }
+
+    /// The same of this process and of a server that no test stops meanwhile.
+    pub fn of(server: &Server) -> Self {
+        Self { noise: Noise::of(server), from: Instant::now() }
     }
 
     /// How long it was until now.

@@ -67,15 +67,15 @@ def test_who_waits_gets_it_at_the_release_with_a_larger_fence_and_a_whole_lease(
     fences: list[int] = []
 
     def wait() -> None:
-        with redis.Redis(port=port) as other, Lock(other, key, ttl="2s", wait="60s") as lock:
-            fences.append(lock.fence)
+        with redis.Redis(port=port) as other, Lock(other, key, ttl="6s", wait="60s") as lock:
             assert lock.held
+            fences.append(lock.fence)
 
     with Lock(client, key, ttl="30s") as first:
         thread = threading.Thread(target=wait)
         thread.start()
         wait_until(lambda: client.execute_command("LOCK.INFO", key)["waiters"] == 1, "it waits")
-        time.sleep(1)  # more than a third of the lease that is to come
+        time.sleep(2.1)  # more than a third of the lease that is to come
     thread.join()
     assert fences and fences[0] > first.fence
 
@@ -103,10 +103,10 @@ def test_the_watchdog_keeps_it_for_a_job_of_five_leases(client: redis.Redis, key
 
 
 def test_the_watchdog_ends_with_the_guard(client: redis.Redis, key: str) -> None:
-    with Lock(client, key, ttl="300ms"):
+    with Lock(client, key, ttl="3s"):
         pass
     client.set(key, "somebody else", px=60_000)
-    time.sleep(0.5)
+    time.sleep(1.5)  # in which it would have renewed
     assert client.get(key) == "somebody else" and client.pttl(key) > 5_000
 
 
