@@ -246,8 +246,10 @@ fn r42_where_the_server_evicts_new_limits_and_locks_are_made_and_never_oom() {
         }
     }
     assert!(server.info_int("stats", "evicted_keys") > 100);
-    // Where all that could be evicted is gone and it is still too much, it is full after all.
+    // Where all that could be evicted is gone and it is still too much, it is full after all. Until then the server evicts
+    // for a part of a millisecond at a time, and lets in who comes in between.
     client.call(&["CONFIG", "SET", "maxmemory", "1"]);
+    wait_until(rig::SOON, "all is evicted", || client.call(&["DBSIZE"]).int() == 0);
     for call in [
         args!["RL.FIXED", "n", 4, "1h"],
         args!["RL.SLIDING", "n", 4, "1h"],

@@ -10,6 +10,7 @@ use cases::{micros, verdict};
 use rig::{Client, SOON, Server, ValueExt, args, module_file, replica, wait_for, wait_for_sync};
 use sluice_core::limit::Request;
 use sluice_core::sliding::{self, Effect};
+use std::time::Instant;
 
 /// 14 bytes.
 const KEY: &str = "rate:alice:sms";
@@ -71,12 +72,15 @@ fn now_ms(client: &mut Client) -> i64 {
     micros(&client.call(&["TIME"])) / 1000
 }
 
-/// Runs the calls so many times, each time at another reading of the clock's milliseconds.
+/// Runs the calls so many times, no two times in the same millisecond: each time the clock is past all of the time before.
 fn apart(client: &mut Client, count: u64, calls: &[Vec<Vec<u8>>]) {
+    let batch = [calls, &[args!["TIME"]]].concat();
     let mut last = 0;
     for _ in 0..count {
-        last = wait_for(SOON, "the next millisecond", || now_ms(client), |now| *now != last);
-        for reply in client.pipeline(calls) {
+        wait_for(SOON, "the next millisecond", || now_ms(client), |now| *now > last);
+        let mut replies = client.pipeline(&batch);
+        last = micros(&replies.pop().unwrap()) / 1000;
+        for reply in replies {
             verdict(&reply);
         }
     }
@@ -132,8 +136,8 @@ fn a_log_that_grows_takes_at_most_100_bytes_of_the_stream_a_hit() {
         client.call(&["DEL", KEY]);
         let bytes = bytes_a_call(&server, &mut client, limit, &args!["RL.SLIDING", KEY, limit, "1h"]);
         let reckoned = Log::new(limit, HOUR_MS).hits(limit, 1, 1_800_000_000_000).aof as f64 / limit as f64;
-        // Two hits may have met in one millisecond; then the log grew later.
-        assert!(reckoned * 0.9 <= bytes && bytes <= reckoned + 1.0, "{bytes} bytes a hit, reckoned {reckoned}");
+        // The file may begin with the database's number.
+        assert!(reckoned <= bytes && bytes <= reckoned + 1.0, "{bytes} bytes a hit, reckoned {reckoned}");
         assert!(bytes <= 100.0, "{bytes} bytes a hit at {limit}");
     }
     // For more hits than a test has milliseconds, what is reckoned is what was just seen to be right.
@@ -191,8 +195,9 @@ fn the_module_loads_in_less_than_20_ms() {
 fn the_module_has_no_thread_of_its_own() {
     let threads = |server: &Server| {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+        // (One that has ended since it was listed has no name any more.)
         let mut names: Vec<_> =
-            tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap()).collect();
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect();
         names.sort();
         names
     };
@@ -235,18 +240,18 @@ fn p99(mut all: Vec<i64>) -> i64 {
 
 const MANY: u64 = 70_000;
 
-/// Whatever else runs on the machine makes some tries slower and none faster: one good try shows that a call need not take
-/// longer.
+/// Whatever else runs on the machine makes some tries slower and none faster: one good try shows that a call need not
+/// take longer. Where two programs want each core, nearly every try is interrupted for some ms, so there are many.
 #[track_caller]
 fn in_one_of_some_tries(what: &str, mut attempt: impl FnMut() -> Result<(), String>) {
-    let mut failures = Vec::new();
-    for _ in 0..8 {
+    let (begun, mut failures) = (Instant::now(), Vec::new());
+    while failures.len() < 50 || begun.elapsed() < SOON {
         match attempt() {
             Ok(()) => return,
             Err(why) => failures.push(why),
         }
     }
-    panic!("{what}: {failures:?}");
+    panic!("{what}: {} tries, such as {:?}", failures.len(), &failures[..8]);
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn r11_the_edge_of_two_windows_lets_twice_the_limit_through_by_nature() {
         let opened = client.pipeline(&[call.clone(), args!["PEXPIRETIME", format!("k{window}")]]);
         assert!(verdict(&opened[0]).allowed);
         let (end, window) = (opened[1].int(), window as i64);
-        wait_until_ms(&server, end - 30);
+        wait_until_ms(&server, end - window / 6);
         let before: Vec<_> = (0..4).map(|_| timed(&mut client, &call)).collect();
         wait_until_ms(&server, end + 1);
         let after: Vec<_> = (0..5).map(|_| timed(&mut client, &call)).collect();

@@ -4,10 +4,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+use rand::RngExt;
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const REDIS_7: &str = "echo 'Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=0'";
@@ -21,6 +23,7 @@ struct Machine {
 
 impl Machine {
     fn new() -> Self {
+        let guard = starting();
         let machine = Self { dir: tempfile::tempdir().unwrap(), env: vec![] };
         for folder in ["bin", "home", "root/scripts"] {
             std::fs::create_dir_all(machine.path(folder)).unwrap();
@@ -36,6 +39,7 @@ impl Machine {
         for tool in ["bash", "env", "cat", "ln", "mkdir", "rm", "touch"] {
             symlink(real(tool), machine.path("bin").join(tool)).unwrap();
         }
+        drop(guard);
         machine
             .with("id", "echo 0")
             .with("rustc", "echo 'rustc 1.95.0 (0 2026-01-01)'; echo 'host: x86_64-unknown-linux-gnu'")
@@ -56,6 +60,7 @@ impl Machine {
 
     /// A program of that name that does this.
     fn with(self, name: &str, does: &str) -> Self {
+        let _no_start = starting();
         let file = self.path("bin").join(name);
         std::fs::write(&file, format!("#!/bin/sh\n{does}\n")).unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
@@ -77,7 +82,12 @@ impl Machine {
         bash.args(args).current_dir(self.path("root")).env_clear();
         bash.env("PATH", self.path("bin")).env("HOME", self.path("home"));
         bash.envs(self.env.iter().map(|(name, value)| (name, value)));
-        bash.output().unwrap()
+        bash.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started = {
+            let _no_other = starting();
+            bash.spawn().unwrap()
+        };
+        started.wait_with_output().unwrap()
     }
 
     /// The one line that a script ends with when it fails.
@@ -104,6 +114,20 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// While a file is written no process is started: until it runs a program of its own, a new process has all open files of
+/// this one, and the system runs no file that is still open to write anywhere.
+fn starting() -> MutexGuard<'static, ()> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A port that nobody listens on: none of those that systems give to outgoing connections, nor of tests/rig's servers.
+fn free_port() -> String {
+    let mut random = rand::rng();
+    let mut ports = (0..1000).map(|_| random.random_range(22_000..26_000));
+    ports.find(|port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port").to_string()
+}
+
 /// Where this machine really has a tool.
 fn real(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap();
@@ -119,7 +143,7 @@ fn assert_names(line: &str, all: &[&str]) {
 
 #[test]
 fn run_starts_the_server_on_the_port_asked_for_and_says_what_to_try() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let free = free_port();
     let said = Machine::new().set("PORT", &free).works(&["scripts/run"]);
     assert_names(&said, &["Redis 7.0 with sluice", &format!("redis-cli -p {free} LOCK.ACQUIRE order:42 worker-1 30s")]);
     assert_names(&said, &["LOCK.RELEASE order:42 worker-1", "RL.BUCKET api:alice 100 20 1s"]);

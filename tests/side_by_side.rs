@@ -297,7 +297,8 @@ fn sliding_windows_of_some_milliseconds_lose_their_hits_together() {
     let (mut alike, mut refused, mut differ) = (0, 0, 0);
     let until = server.now_ms() + 800;
     let mut next = server.now_ms();
-    while next < until {
+    // (Where calls are slow, few are refused, and it takes more of them.)
+    while next < until || alike <= 50 || refused <= 5 {
         let cost = random.random_range(1..6);
         let pair = Pair::ask(
             &mut client,
@@ -323,8 +324,9 @@ fn sliding_windows_of_some_milliseconds_lose_their_hits_together() {
         }
         next += random.random_range(0..5);
         wait_until_ms(&server, next);
+        let late = pair.before / 1000 > until + 60_000;
+        assert!(!late, "{alike} alike, {refused} of them refused, {differ} at an edge");
     }
-    assert!(alike > 50 && refused > 5, "{alike} alike, {refused} of them refused, {differ} at an edge");
 }
 
 #[test]
@@ -336,7 +338,8 @@ fn buckets_decide_alike_while_the_level_is_small_and_calls_are_rare() {
     let (mut alike, mut refused, mut differ) = (0, 0, 0);
     let until = server.now_ms() + 800;
     let mut next = server.now_ms();
-    while next < until {
+    // (Where calls are slow, few are refused, and it takes more of them.)
+    while next < until || alike <= 50 || refused <= 5 {
         let cost = random.random_range(1..12);
         let pair = Pair::ask(
             &mut client,
@@ -359,8 +362,9 @@ fn buckets_decide_alike_while_the_level_is_small_and_calls_are_rare() {
         }
         next += random.random_range(0..5);
         wait_until_ms(&server, next);
+        let late = pair.before / 1000 > until + 60_000;
+        assert!(!late, "{alike} alike, {refused} of them refused, {differ} at an edge");
     }
-    assert!(alike > 50 && refused > 5, "{alike} alike, {refused} of them refused, {differ} at an edge");
 }
 
 #[test]

@@ -9,11 +9,12 @@ mod rig;
 use kinds::{ends_at, granted, int, wait_past, words};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use rig::{Client, Server, ValueExt, args};
+use rig::{Client, Server, ValueExt, args, in_time};
 use std::path::Path;
 
-/// A lease that outlasts a phase of calls.
+/// A lease that outlasts a phase of calls, in ms; where one did not, those of the next phase are twice as long.
 const TTL: i64 = 400;
+const LONGEST_TTL: i64 = 12_800;
 
 struct Script(String);
 
@@ -35,19 +36,19 @@ impl Script {
 
 /// Phases of random calls, each shorter than the leases taken in it; between them all leases end, but for those of holders
 /// who never died. Gives how many decisions were compared.
-fn compare(mut pair_of_calls: impl FnMut(&mut StdRng) -> (Vec<Vec<u8>>, Vec<Vec<u8>>)) -> usize {
+fn compare(mut pair_of_calls: impl FnMut(&mut StdRng, i64) -> (Vec<Vec<u8>>, Vec<Vec<u8>>)) -> usize {
     let seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     println!("SEED={seed} replays it");
     let mut rng = StdRng::seed_from_u64(seed);
     let server = SERVER.with(std::rc::Rc::clone);
-    let (mut client, mut compared) = (server.client(), 0);
+    let (mut client, mut compared, mut ttl) = (server.client(), 0, TTL);
     for _ in 0..8 {
         let begun = server.now_ms();
         let mut decisions = vec![];
         for _ in 0..25 {
             let mut batch = vec![];
             for _ in 0..4 {
-                let (script, command) = pair_of_calls(&mut rng);
+                let (script, command) = pair_of_calls(&mut rng, ttl);
                 batch.extend([script, command]);
             }
             for (pair, words) in client.pipeline(&batch).chunks(2).zip(batch.chunks(2)) {
@@ -55,14 +56,16 @@ fn compare(mut pair_of_calls: impl FnMut(&mut StdRng) -> (Vec<Vec<u8>>, Vec<Vec<
             }
         }
         // On a machine that slept meanwhile some leases may have ended between a script and its command.
-        if server.now_ms() < begun + TTL - 5 {
+        let now = server.now_ms();
+        let in_time = now < begun + ttl - 5;
+        if in_time {
             for (script, command, call) in &decisions {
                 assert_eq!(script, command, "{call}");
             }
             compared += decisions.len();
         }
-        let now = server.now_ms();
-        wait_past(&server, now + TTL + 1);
+        wait_past(&server, now + ttl + 1);
+        ttl = if in_time { ttl } else { LONGEST_TTL.min(2 * ttl) };
     }
     compared
 }
@@ -76,11 +79,11 @@ fn reentrant_scripts_and_commands_decide_alike() {
     let mut client = SERVER.with(|server| server.client());
     let acquire = Script::load(&mut client, "reentrant_acquire.lua");
     let release = Script::load(&mut client, "reentrant_release.lua");
-    let compared = compare(|rng| {
+    let compared = compare(|rng, ttl| {
         let (n, token) = (rng.random_range(0..3), format!("t{}", rng.random_range(0..3)));
         if rng.random_bool(0.5) {
-            let script = acquire.words(&format!("lua{n}"), &format!("{token} {TTL}"));
-            (script, words(&format!("LOCK.ACQUIRE own{n} {token} {TTL} REENTRANT")))
+            let script = acquire.words(&format!("lua{n}"), &format!("{token} {ttl}"));
+            (script, words(&format!("LOCK.ACQUIRE own{n} {token} {ttl} REENTRANT")))
         } else {
             (release.words(&format!("lua{n}"), &token), words(&format!("LOCK.RELEASE own{n} {token}")))
         }
@@ -99,12 +102,12 @@ fn semaphore_scripts_and_commands_decide_alike() {
     let mut client = SERVER.with(|server| server.client());
     let acquire = Script::load(&mut client, "semaphore_acquire.lua");
     let release = Script::load(&mut client, "semaphore_release.lua");
-    let compared = compare(|rng| {
+    let compared = compare(|rng, ttl| {
         let (n, token) = (rng.random_range(0..3), format!("t{}", rng.random_range(0..5)));
         if rng.random_bool(0.6) {
             let limit = rng.random_range(1..4);
-            let script = acquire.words(&format!("lua{n}"), &format!("{token} {TTL} {limit}"));
-            (script, words(&format!("SEM.ACQUIRE own{n} {token} {TTL} {limit}")))
+            let script = acquire.words(&format!("lua{n}"), &format!("{token} {ttl} {limit}"));
+            (script, words(&format!("SEM.ACQUIRE own{n} {token} {ttl} {limit}")))
         } else {
             (release.words(&format!("lua{n}"), &token), words(&format!("SEM.RELEASE own{n} {token}")))
         }
@@ -144,7 +147,7 @@ fn the_semaphore_script_loses_long_permits_with_a_short_one_and_the_command_does
     // A holder that asks again with a shorter ttl: the script shortens, the command does not.
     client.call(&["DEL", "lua"]);
     acquire.int(&mut client, "lua", "long 60000 1");
-    acquire.int(&mut client, "lua", "long 1000 1");
+    acquire.int(&mut client, "lua", "long 20000 1");
     let left = |client: &mut Client| client.call(&["ZSCORE", "lua", "long"]).text().parse::<i64>().unwrap();
     assert!(left(&mut client) < server.now_ms() + 30_000);
     let before = ends_at(&server, "own", "long");
@@ -152,11 +155,14 @@ fn the_semaphore_script_loses_long_permits_with_a_short_one_and_the_command_does
     assert_eq!(ends_at(&server, "own", "long"), before);
 
     // A late release: the script says 1 of a permit that is over, as if the work had been covered to its end.
-    acquire.int(&mut client, "lua", "late 10 2");
-    acquire.int(&mut client, "lua", "long 60000 2");
+    // (The short one is the whole key's lease until the long one is taken: in time, or there is nothing to release.)
+    let ttl = in_time(10, |ttl| {
+        client.pipeline(&[acquire.words("lua", &format!("late {ttl} 2")), acquire.words("lua", "long 60000 2")]);
+        (client.call(&["ZCARD", "lua"]).int() == 2).then_some(ttl as i64)
+    });
     granted(&mut client, "SEM.ACQUIRE own late 10ms 2");
     let now = server.now_ms();
-    wait_past(&server, now + 20);
+    wait_past(&server, now + ttl + 10);
     assert_eq!(release.int(&mut client, "lua", "late"), 1);
     assert_eq!(int(&mut client, "SEM.RELEASE own late"), 0);
 }
@@ -166,16 +172,22 @@ fn a_refused_script_writes_where_a_refused_command_does_not() {
     let server = Server::start();
     let mut client = server.client();
     let acquire = Script::load(&mut client, "semaphore_acquire.lua");
-    // In one write, so that the short lease is not over before the long one is taken.
-    let replies = client.pipeline(&[
-        acquire.words("lua", "dead 40 2"),
-        acquire.words("lua", "lives 16000000 2"),
-        words("SEM.ACQUIRE own dead 40ms 2"),
-        words("SEM.ACQUIRE own lives 16000000 2"),
-    ]);
-    assert!(replies.iter().all(|reply| reply.int() > 0), "{replies:?}");
+    // The short lease must not be over before the long one is taken.
+    let ttl = in_time(40, |ttl| {
+        let replies = client.pipeline(&[
+            args!["DEL", "lua", "own"],
+            acquire.words("lua", &format!("dead {ttl} 2")),
+            acquire.words("lua", "lives 16000000 2"),
+            words(&format!("SEM.ACQUIRE own dead {ttl} 2")),
+            words("SEM.ACQUIRE own lives 16000000 2"),
+            args!["ZCARD", "lua"],
+            args!["ZCARD", "own"],
+        ]);
+        assert!(replies[1..5].iter().all(|reply| reply.int() > 0), "{replies:?}");
+        replies[5..].iter().all(|both| both.int() == 2).then_some(ttl as i64)
+    });
     let now = server.now_ms();
-    wait_past(&server, now + 45);
+    wait_past(&server, now + ttl + 5);
     let dirty = |server: &Server| server.info_int("persistence", "rdb_changes_since_last_save");
     let before = dirty(&server);
     assert_eq!(int(&mut client, "SEM.ACQUIRE own next 1m 1"), 0);

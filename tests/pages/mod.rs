@@ -12,8 +12,11 @@
 //!
 //! Equal, but for two kinds of numbers, which never repeat. A *fencing token*, which is any integer from 10^15 on, stands for
 //! any other, in the same order as those beside it. *Time left* (what TTL and PTTL answer, the value behind `ttl`, and
-//! fields 4 and 5 of a limit unless they are 0 or -1) may be off by a second and as long as the block has been running. A line
+//! fields 4 and 5 of a limit unless they are 0 or -1) may be off by a second and as long as the file has been running. A line
 //! `# 200ms later` waits so long; other lines that begin with `#` are for the reader.
+//!
+//! What such a block shows is true at its pace only. One that shows something else where the machine took half a second
+//! more than the block waits is run again, after its keys have been deleted.
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice)]
@@ -165,29 +168,52 @@ impl Drop for Session {
 
 /// Runs the console blocks of a file from the first to the last on one server, and says where one shows something else.
 pub fn run(server: &Server, blocks: &[Block]) -> Vec<String> {
+    let begun = Instant::now();
     let mut wrong = vec![];
     let mut fences = Fences::default();
     for block in blocks.iter().filter(|block| block.is_console()) {
-        let mut session = Session::open(server, &[]);
-        let begun = Instant::now();
-        for step in block.steps() {
-            match step {
-                Step::Wait(time) => std::thread::sleep(time),
-                Step::Call { command, shows } => {
-                    let printed = session.ask(&command);
-                    if let Err(why) = compare(&command, &shows, &printed, begun.elapsed(), &mut fences) {
-                        let (shows, printed) = (shows.join("\n  "), printed.join("\n  "));
-                        wrong.push(format!(
-                            "{}: > {command}: {why}\n shows\n  {shows}\n prints\n  {printed}",
-                            block.place
-                        ));
-                    }
+        for attempt in 1.. {
+            let (found, seen, late) = run_one(server, block, begun);
+            if found.is_empty() || !late || attempt == 10 {
+                wrong.extend(found);
+                fences.0.extend(seen.0);
+                break;
+            }
+            for step in block.steps() {
+                if let Step::Call { command, .. } = step {
+                    server.call(&["DEL", command.split(' ').nth(1).unwrap_or_default()]);
                 }
             }
         }
     }
     wrong.extend(fences.disorder());
     wrong
+}
+
+/// Runs one block of a file that has been running since `begun`: what shows something else, the fencing tokens, and
+/// whether the machine was too slow for a block that waits.
+fn run_one(server: &Server, block: &Block, begun: Instant) -> (Vec<String>, Fences, bool) {
+    let (mut wrong, mut fences) = (vec![], Fences::default());
+    let mut session = Session::open(server, &[]);
+    let (from, mut waits) = (Instant::now(), Duration::ZERO);
+    for step in block.steps() {
+        match step {
+            Step::Wait(time) => {
+                waits += time;
+                std::thread::sleep(time);
+            }
+            Step::Call { command, shows } => {
+                let printed = session.ask(&command);
+                if let Err(why) = compare(&command, &shows, &printed, begun.elapsed(), &mut fences) {
+                    let (shows, printed) = (shows.join("\n  "), printed.join("\n  "));
+                    let place = &block.place;
+                    wrong.push(format!("{place}: > {command}: {why}\n shows\n  {shows}\n prints\n  {printed}"));
+                }
+            }
+        }
+    }
+    let late = !waits.is_zero() && from.elapsed() > waits + Duration::from_millis(500);
+    (wrong, fences, late)
 }
 
 /// Fencing tokens as shown, and as printed.
