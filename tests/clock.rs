@@ -4,12 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
-#[path = "waiting/late.rs"]
-mod late;
 mod rig;
 
-use late::{took, within};
-use rig::line::{Noise, enter, hold, holder, line_up, not_here, queue, unix_ms, waiters};
+use rig::line::{enter, hold, holder, line_up, not_here, queue, waiters};
+use rig::noise::{Noise, took, unix_ms, within};
 use rig::{SOON, Server, ValueExt, args, in_time, ms, wait_for};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

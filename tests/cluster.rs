@@ -6,9 +6,8 @@
 mod rig;
 
 use rig::cluster::{Atomic, Cluster, Router, asking, redirected, state};
-use rig::line::{
-    Noise, Waiter, enter, hold, holder, line_up, net, not_here, prompt, queue, release, unix_ms, waiters, words,
-};
+use rig::line::{Waiter, enter, hold, holder, line_up, not_here, queue, release, waiters, words};
+use rig::noise::{Noise, net, prompt, unix_ms};
 use rig::{Client, SOON, Server, Value, ValueExt, args, in_time, ms, wait_for, wait_until};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};

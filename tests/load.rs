@@ -5,7 +5,8 @@
 mod cases;
 mod rig;
 
-use rig::line::{Noise, enter, hold, holder, line_up, net, not_here, queue, release, waiters};
+use rig::line::{enter, hold, holder, line_up, not_here, queue, release, waiters};
+use rig::noise::{Noise, net};
 use rig::{Client, SOON, Server, ValueExt, args, in_time, ms, wait_for, wait_until};
 use std::process::Command;
 use std::sync::Mutex;

@@ -3,13 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
-#[path = "waiting/late.rs"]
-mod late;
 mod rig;
 
-use late::{took, within};
 use rig::cluster::Cluster;
-use rig::line::{Noise, not_here, prompt, words};
+use rig::line::{not_here, words};
+use rig::noise::{Noise, prompt, took, within};
 use rig::{
     Client, SOON, Server, Value, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync, wait_until,
 };

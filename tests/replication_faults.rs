@@ -7,7 +7,8 @@ mod rig;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use rig::line::{line_up, not_here, release, unix_ms, words};
+use rig::line::{line_up, not_here, release, words};
+use rig::noise::unix_ms;
 use rig::{Client, SOON, Server, Value, ValueExt, args, dump_all, ms, replica, wait_for_sync, wait_until};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

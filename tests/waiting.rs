@@ -4,16 +4,11 @@
 #![allow(clippy::arithmetic_side_effects)]
 
 mod cases;
-#[path = "waiting/late.rs"]
-mod late;
 mod rig;
 
 use cases::timed;
-use late::{took, two_clocks, within};
-use rig::line::{
-    Noise, Waiter, acquire, defers, enter, hold, holder, line_up, line_up_on, net, queue, release, unix_ms, waiters,
-    words,
-};
+use rig::line::{Waiter, acquire, defers, enter, hold, holder, line_up, line_up_on, queue, release, waiters, words};
+use rig::noise::{Noise, net, took, two_clocks, unix_ms, within};
 use rig::{SOON, Server, Value, ValueExt, args, in_time, ms, replica, wait_for, wait_for_sync, wait_until};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};

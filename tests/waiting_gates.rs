@@ -2,12 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
-#[path = "waiting/late.rs"]
-mod late;
 mod rig;
 
-use late::{took, within};
-use rig::line::{Noise, Waiter, acquire, enter, hold, holder, line_up, queue, release, waiters, words};
+use rig::line::{Waiter, acquire, enter, hold, holder, line_up, queue, release, waiters, words};
+use rig::noise::{Noise, took, within};
 use rig::{SOON, Server, Value, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync, wait_until};
 use std::time::{Duration, Instant};
 

@@ -2,14 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
-#[path = "waiting/late.rs"]
-mod late;
 mod rig;
 
-use late::{took, within};
 use rig::line::{
-    Noise, Waiter, defers, enter, hold, holder, is_deaf, knows, line_up, not_here, release, version, waiters, words,
+    Waiter, defers, enter, hold, holder, is_deaf, knows, line_up, not_here, release, version, waiters, words,
 };
+use rig::noise::{Noise, took, within};
 use rig::{SOON, Server, Value, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync};
 use std::time::{Duration, Instant};
 

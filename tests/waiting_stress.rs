@@ -6,14 +6,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects)]
 
-#[path = "waiting/late.rs"]
-mod late;
 mod rig;
 
-use late::two_clocks;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use rig::line::{Noise, defers, is_deaf, waiters};
+use rig::line::{defers, is_deaf, waiters};
+use rig::noise::{Noise, two_clocks};
 use rig::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for};
 use std::collections::HashMap;
 use std::path::Path;

@@ -4,12 +4,10 @@
 #![allow(clippy::arithmetic_side_effects)]
 
 mod cases;
-#[path = "waiting/late.rs"]
-mod late;
 mod rig;
 
-use late::{took, within};
-use rig::line::{Noise, Waiter, defers, hold, holder, is_deaf, line_up, not_here, release, waiters, words};
+use rig::line::{Waiter, defers, hold, holder, is_deaf, line_up, not_here, release, waiters, words};
+use rig::noise::{Noise, took, within};
 use rig::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::Command;

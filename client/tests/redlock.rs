@@ -13,7 +13,7 @@ mod support;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rig::line::{Noise, net};
+use rig::noise::{Noise, net};
 use rig::{SOON, Server, ValueExt, args, in_time, ms, wait_until};
 use sluice_client::{Error, Kind, Loss, Options, aio, blocking};
 use std::sync::Mutex;

@@ -2,9 +2,7 @@
 
 use super::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for, wait_until};
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 /// A connection whose LOCK.ACQUIRE … BLOCK is in the queue.
 pub struct Waiter {
@@ -162,85 +160,6 @@ pub fn is_deaf(server: &Server) -> bool {
 /// Says, past the capture of the test's output, that something was not tested here, and why.
 pub fn not_here(what: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "NOT TESTED HERE: {what}: {why}");
-}
-
-/// Unix time in ms, with its fraction.
-pub fn unix_ms() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() * 1e3
-}
-
-/// What a busy machine adds to a time that a test measures: while this lives, a thread sleeps for a millisecond and asks
-/// the server, where one is given, for a PONG, over and over, and notes how much longer that took.
-pub struct Noise {
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<Vec<(Instant, Instant)>>>,
-}
-
-impl Noise {
-    /// Begins to listen.
-    pub fn of(server: &Server) -> Self {
-        // The time until it is connected and its thread runs is the machine's as well.
-        Self::begin(Instant::now(), Some(server.client()))
-    }
-
-    /// The same of this process alone, where the test itself makes a server late.
-    pub fn of_this_process() -> Self {
-        Self::begin(Instant::now(), None)
-    }
-
-    fn begin(mut from: Instant, mut client: Option<Client>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            let mut lost = Vec::new();
-            while !stopped.load(Relaxed) {
-                std::thread::sleep(ms(1));
-                if let Some(client) = &mut client {
-                    // Not a single word, after which the module may look at all its keys.
-                    client.call(&["PING", "is anybody there?"]);
-                }
-                // A sleep is late by a part of a millisecond everywhere.
-                if from.elapsed() > ms(2) {
-                    lost.push((from + ms(1), Instant::now()));
-                }
-                from = Instant::now();
-            }
-            lost
-        });
-        Self { stop, thread: Some(thread) }
-    }
-
-    /// When the machine did not run us, or the server.
-    pub fn lost(mut self) -> Vec<(Instant, Instant)> {
-        self.stop.store(true, Relaxed);
-        self.thread.take().map(|thread| thread.join().expect("it measures")).unwrap_or_default()
-    }
-}
-
-impl Drop for Noise {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        // Over when this is: it must not ask a server that is stopped next.
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// What is left of a span once the time is taken out that the machine did not give.
-pub fn net(from: Instant, to: Instant, lost: &[(Instant, Instant)]) -> Duration {
-    let taken: Duration = lost.iter().map(|(a, b)| (*b).min(to).saturating_duration_since((*a).max(from))).sum();
-    to.saturating_duration_since(from).saturating_sub(taken)
-}
-
-/// Whether something that began at `from` and is over now took no longer than the contract says, the time that the machine
-/// took away left out.
-#[track_caller]
-pub fn prompt(from: Instant, limit: Duration, noise: Noise, what: &str) {
-    let to = Instant::now();
-    let (took, lost) = (to.saturating_duration_since(from), noise.lost());
-    let net = net(from, to, &lost);
-    assert!(net <= limit, "{what}: {took:?}, without the machine's own delays {net:?}; at most {limit:?} was promised");
 }
 
 /// The words of one command, for [`Client::pipeline`].

@@ -13,6 +13,7 @@ mod client;
 pub mod cluster;
 mod dump;
 pub mod line;
+pub mod noise;
 pub mod sentinel;
 mod server;
 mod spawn;

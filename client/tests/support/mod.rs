@@ -2,7 +2,7 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice)]
 
-use crate::rig::line::{Noise, net};
+use crate::rig::noise::{Noise, net};
 use crate::rig::{SOON, Server, Value, ValueExt, args};
 use sluice_client::{Error, aio, blocking};
 use std::io::{Read, Write};
