@@ -266,8 +266,9 @@ impl<'k, 'c> Hold<'k, 'c> {
             }
             (Decision::Join, _) => self.set_share(token, family(want), wanted)?,
             (Decision::Prolong, _) => {
+                let end = self.heed_end(family(want))?;
                 let deadline = self.share(token).map_or(wanted, |deadline| deadline.max(wanted));
-                self.set_share(token, family(want), deadline)?;
+                self.set_share_until(token, family(want), deadline, end)?;
             }
             (Decision::Refuse | Decision::Deadlock | Decision::WrongKind, _) => return Err(Failure::Internal),
         }
@@ -283,7 +284,10 @@ impl<'k, 'c> Hold<'k, 'c> {
             Found::Exclusive { mine: true } | Found::Reentrant { mine: true, .. } => {
                 self.key.deadline().map(|deadline| deadline.max(wanted))
             }
-            Found::Shared { mine: true, .. } => Some(self.share(token).unwrap_or(wanted).max(wanted)),
+            Found::Shared { mine: true, .. } => {
+                // Another client may have given the key an earlier end.
+                Some(self.share(token).into_iter().chain(self.key.deadline()).min().unwrap_or(wanted).max(wanted))
+            }
             _ => Some(wanted),
         }
     }
@@ -300,7 +304,8 @@ impl<'k, 'c> Hold<'k, 'c> {
             Release::NotMine => return Ok(false),
             Release::Hold { left } => self.give_back_one(token, left)?,
             Release::Leave => {
-                self.leave(token)?;
+                let of = if matches!(found, Found::Permits { .. }) { Family::Semaphore } else { Family::Shared };
+                self.leave(token, of)?;
                 next(self)?;
             }
             Release::Free => {
@@ -326,12 +331,13 @@ impl<'k, 'c> Hold<'k, 'c> {
     }
 
     #[inline(never)]
-    fn leave(&mut self, token: Lent<'_>) -> Result<(), Failure> {
+    fn leave(&mut self, token: Lent<'_>, of: Family) -> Result<(), Failure> {
         self.key.remove(token)?;
         self.site.replicate_zrem(token)?;
+        let end = self.heed_end(of)?;
         self.prune()?;
-        self.follow_last()?;
-        self.site.changed(&[Event::ZRem]);
+        self.follow_last(end)?;
+        self.site.changed(if end.heeded { &[Event::ZRem, Event::ZAdd] } else { &[Event::ZRem] });
         Ok(())
     }
 
@@ -405,18 +411,46 @@ impl<'k, 'c> Hold<'k, 'c> {
 
     /// Sets the deadline of one who shares, or adds it, and keeps the key in step.
     fn set_share(&mut self, token: Lent<'_>, family: Family, deadline: i64) -> Result<(), Failure> {
+        let end = self.heed_end(family)?;
+        self.set_share_until(token, family, deadline, end)
+    }
+
+    /// The same where [`Self::heed_end`] has said when the key ends.
+    fn set_share_until(&mut self, token: Lent<'_>, family: Family, deadline: i64, end: End) -> Result<(), Failure> {
         if self.share(token) == Some(deadline) {
             // Another client may have taken the key's own away, or set another.
-            if self.follow_last()? {
-                self.site.changed(&[Event::Expire]);
+            match (self.follow_last(end)?, end.heeded) {
+                (false, false) => {}
+                (true, false) => self.site.changed(&[Event::Expire]),
+                (_, true) => self.site.changed(&[Event::ZAdd, Event::Expire]),
             }
             return Ok(());
         }
         self.add(token, family, deadline)?;
         self.prune()?;
-        self.follow_last()?;
+        self.follow_last(end)?;
         self.site.changed(&[Event::ZAdd, Event::Expire]);
         Ok(())
+    }
+
+    /// When the key ends. Where another client has given it an earlier end than its last holder's, that is the end of all who have
+    /// a later one, and stays so when the key is given another for the sake of one of them.
+    fn heed_end(&mut self, family: Family) -> Result<End, Failure> {
+        let at = self.key.deadline();
+        let mut late: Vec<Text> = Vec::new();
+        if let Some(end) = at {
+            self.key.members(Order::Down, f64::INFINITY, |member, score| {
+                let is_late = lock::score(score).is_some_and(|(_, deadline)| deadline > end);
+                if is_late {
+                    late.push(Text::new(member.bytes()));
+                }
+                is_late
+            });
+            for member in &late {
+                self.add(member.lend(), family, end)?;
+            }
+        }
+        Ok(End { at, heeded: !late.is_empty() })
     }
 
     /// Removes members whose deadline is past. At least one is not, so the key stays.
@@ -441,15 +475,24 @@ impl<'k, 'c> Hold<'k, 'c> {
         self.site.replicate_zrem_up_to(&score_text(family, deadline))
     }
 
-    /// The key lives as long as its last holder. Says whether its deadline had to move.
-    fn follow_last(&mut self) -> Result<bool, Failure> {
+    /// The key, which has this end, lives as long as its last holder. Says whether its deadline had to move.
+    fn follow_last(&mut self, end: End) -> Result<bool, Failure> {
         let (_, _, last) = ends(self.key)?;
-        if self.key.deadline() == Some(last) {
+        if end.at == Some(last) {
             return Ok(false);
         }
         self.set_deadline(last)?;
         Ok(true)
     }
+}
+
+/// The end of a sorted set's key.
+#[derive(Clone, Copy)]
+struct End {
+    /// When it is; `None`: it stays.
+    at: Option<i64>,
+    /// It was another client's, and earlier than some deadlines, which are drawn in now.
+    heeded: bool,
 }
 
 /// What a lock shows of itself.

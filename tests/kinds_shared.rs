@@ -9,7 +9,7 @@ use kinds::{
     Ears, ends_at, enter, expires_at, granted, holders, int, is_error, late_by_at_most, line_up, no_internal_error,
     queue, send_up, wait_past, words,
 };
-use rig::{Client, SOON, Server, ValueExt, args, in_time, ms, wait_for, wait_until};
+use rig::{Client, SOON, Server, ValueExt, args, dump_all, in_time, ms, replica, wait_for, wait_for_sync, wait_until};
 
 fn start() -> (Server, Client) {
     let server = Server::start();
@@ -513,7 +513,7 @@ fn ask(family: &str, token: &str, ttl: &str) -> String {
 fn a_holder_that_asks_again_has_what_it_was_promised_whatever_became_of_the_keys_expiry() {
     let (server, mut client) = start();
     for family in FAMILIES {
-        for change in ["PEXPIRE k 60000", "PERSIST k", "PEXPIRE k 86400000"] {
+        for change in ["PERSIST k", "PEXPIRE k 86400000"] {
             granted(&mut client, &ask(family, "a", "1h"));
             let end = ends_at(&server, "k", "a");
             client.call(&words(change));
@@ -525,16 +525,81 @@ fn a_holder_that_asks_again_has_what_it_was_promised_whatever_became_of_the_keys
             assert_eq!(server.info_int("persistence", "rdb_changes_since_last_save"), offset, "nothing had to change");
             client.call(&["DEL", "k"]);
         }
-        // Another client has put a holder's own deadline off.
-        granted(&mut client, &ask(family, "a", "1m"));
-        let fraction = if family == "SEM" { "5" } else { "25" };
-        let end = expires_at(&server, "k") + 60_000;
-        client.call(&args!["ZADD", "k", format!("{end}.{fraction}"), "a"]);
-        granted(&mut client, &ask(family, "a", "90s"));
-        assert_eq!((ends_at(&server, "k", "a"), expires_at(&server, "k")), (end, end), "{family}");
+        // Another client has given the key an earlier end, or a holder's own deadline a later one: it ends with the key.
+        for change in ["PEXPIRE k 60000".to_owned(), format!("ZADD k 4102444800000.{} a", fraction(family))] {
+            granted(&mut client, &ask(family, "a", "5m"));
+            client.call(&words(&change));
+            let end = expires_at(&server, "k");
+            granted(&mut client, &ask(family, "a", "1ms"));
+            assert_eq!((ends_at(&server, "k", "a"), expires_at(&server, "k")), (end, end), "{family} {change}");
+            granted(&mut client, &ask(family, "a", "1h"));
+            assert_eq!(ends_at(&server, "k", "a"), expires_at(&server, "k"), "{family} {change}");
+            assert!(expires_at(&server, "k") > end + 3_000_000, "{family} {change}");
+            client.call(&["DEL", "k"]);
+        }
+    }
+    no_internal_error(&server);
+}
+
+/// What follows the millisecond in a score.
+fn fraction(family: &str) -> &str {
+    if family == "SEM" { "5" } else { "25" }
+}
+
+#[test]
+fn an_end_that_another_client_gave_the_key_is_that_of_all_holders_whoever_calls_next() {
+    let (server, mut client) = start();
+    let follower = replica(&server, false);
+    for family in FAMILIES {
+        let next = [
+            (format!("{family}.RENEW k b 1m"), true),
+            (format!("{family}.RENEW k b 3h"), false),
+            (format!("{family}.RELEASE k b"), true),
+            (ask(family, "b", "1ms"), true),
+            (ask(family, "b", "3h"), false),
+            (ask(family, "c", "1m"), true),
+            (ask(family, "c", "3h"), false),
+        ];
+        for (call, ends_as_said) in next {
+            granted(&mut client, &ask(family, "a", "1h"));
+            granted(&mut client, &ask(family, "b", "2h"));
+            client.call(&words("PEXPIRE k 600000"));
+            let end = expires_at(&server, "k");
+            assert!(int(&mut client, &call) > 0, "{call}");
+            assert_eq!(ends_at(&server, "k", "a"), end, "{call}");
+            let last = expires_at(&server, "k");
+            assert!(if ends_as_said { last == end } else { last > end + 7_200_000 }, "{call}: {last}, {end}");
+            wait_for_sync(&server, &follower);
+            assert_eq!(dump_all(&follower), dump_all(&server), "{call}");
+            client.call(&["DEL", "k"]);
+        }
+    }
+    // A holder that converts keeps the later of its deadline, which is the key's end, and the one it asks for.
+    for how in ["", "REENTRANT"] {
+        granted(&mut client, &ask("LOCK", "a", "1h"));
+        client.call(&words("PEXPIRE k 600000"));
+        let end = expires_at(&server, "k");
+        granted(&mut client, &format!("LOCK.ACQUIRE k a 1m {how}"));
+        assert_eq!(expires_at(&server, "k"), end, "{how}");
         client.call(&["DEL", "k"]);
     }
     no_internal_error(&server);
+}
+
+#[test]
+fn who_waits_for_the_end_that_another_client_gave_the_key_is_not_put_off_by_a_holder() {
+    let (server, mut client) = start();
+    let (key, mut writer) = in_time(500, |left| {
+        let key = format!("k{left}");
+        for reader in ["a", "b"] {
+            granted(&mut client, &format!("LOCK.ACQUIRE {key} {reader} 1h SHARED"));
+        }
+        let writer = line_up(&server, &format!("LOCK.ACQUIRE {key} writer 270m BLOCK 0"));
+        let (ends, renews) = (args!["PEXPIRE", &key, left], args!["LOCK.RENEW", &key, "b", "1ms"]);
+        (client.pipeline(&[ends, renews])[1].int() == 1).then_some((key, writer))
+    });
+    assert!(writer.fence() > 0);
+    assert_eq!(client.call(&["GET", &key]).text(), "writer");
 }
 
 #[test]
