@@ -477,7 +477,7 @@ impl<'k, 'c> Hold<'k, 'c> {
 
     /// The key, which has this end, lives as long as its last holder. Says whether its deadline had to move.
     fn follow_last(&mut self, end: End) -> Result<bool, Failure> {
-        let (_, _, last) = ends(self.key)?;
+        let (_, last) = last(self.key)?;
         if end.at == Some(last) {
             return Ok(false);
         }
@@ -581,17 +581,23 @@ fn reentrant(key: &Key<'_>) -> Result<(Vec<u8>, u64), Failure> {
 
 /// Family, first and last deadline of a sorted set of ours. Its two ends speak for what is between them.
 fn ends(key: &Key<'_>) -> Result<(Family, i64, i64), Failure> {
-    let end = |order, bound| {
-        let mut end = None;
-        key.members(order, bound, |_, score| {
-            end = lock::score(score);
-            false
-        });
-        end.ok_or(Failure::NoLock)
-    };
-    let (family, first) = end(Order::Up, f64::NEG_INFINITY)?;
-    let (last_family, last) = end(Order::Down, f64::INFINITY)?;
+    let (family, first) = outermost(key, Order::Up, f64::NEG_INFINITY)?;
+    let (last_family, last) = last(key)?;
     if family == last_family { Ok((family, first, last)) } else { Err(Failure::NoLock) }
+}
+
+/// The last deadline, and of which family it is.
+fn last(key: &Key<'_>) -> Result<(Family, i64), Failure> {
+    outermost(key, Order::Down, f64::INFINITY)
+}
+
+fn outermost(key: &Key<'_>, order: Order, bound: f64) -> Result<(Family, i64), Failure> {
+    let mut end = None;
+    key.members(order, bound, |_, score| {
+        end = lock::score(score);
+        false
+    });
+    end.ok_or(Failure::NoLock)
 }
 
 /// A set that is over goes as a whole, and what another client keeps in the middle of it must not go with it. The key expires
