@@ -5,8 +5,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 #![allow(clippy::arithmetic_side_effects, clippy::string_slice)]
 
+mod cases;
 mod rig;
 
+use cases::RL_COUNTERS;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use rig::{Client, SOON, Server, Value, ValueExt, args, dump_all, ms, replica, wait_for, wait_for_sync, wait_until};
@@ -353,21 +355,9 @@ fn fault(expected: &Expected, reply: &Value) -> Option<String> {
     (!good).then(|| format!("{reply:?} where {expected:?} was expected"))
 }
 
-/// What has to have been at work.
-const COUNTED: [&str; 12] = [
-    "lock_grants",
-    "lock_refused",
-    "lock_handovers",
-    "lock_timeouts",
-    "sem_grants",
-    "sem_refused",
-    "rl_fixed_allowed",
-    "rl_fixed_refused",
-    "rl_sliding_allowed",
-    "rl_sliding_refused",
-    "rl_bucket_allowed",
-    "rl_bucket_refused",
-];
+/// What has to have been at work, besides the limiters.
+const COUNTED: [&str; 6] =
+    ["lock_grants", "lock_refused", "lock_handovers", "lock_timeouts", "sem_grants", "sem_refused"];
 
 struct Run<'a> {
     server: &'a Server,
@@ -480,7 +470,12 @@ impl Run<'_> {
     fn hardly_any(&self) -> Vec<(&'static str, String)> {
         let (counted, least) = (self.server.info("sluice"), self.most / 2000);
         let few = |name: &&str| counted[&format!("sluice_{name}")].parse::<usize>().unwrap() < least;
-        COUNTED.into_iter().filter(few).map(|name| (name, counted[&format!("sluice_{name}")].clone())).collect()
+        COUNTED
+            .into_iter()
+            .chain(RL_COUNTERS)
+            .filter(few)
+            .map(|name| (name, counted[&format!("sluice_{name}")].clone()))
+            .collect()
     }
 
     /// Says when all of it has been.

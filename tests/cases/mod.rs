@@ -11,6 +11,16 @@ use crate::rig::{Client, SOON, Server, Value, ValueExt, args, ms, wait_for, wait
 /// Four and a half hours, in which no test ends: a lease or window that must not run out by itself.
 pub const LONG: &str = "270m";
 
+/// What INFO counts of the limiters, behind `sluice_`.
+pub const RL_COUNTERS: [&str; 6] = [
+    "rl_fixed_allowed",
+    "rl_fixed_refused",
+    "rl_sliding_allowed",
+    "rl_sliding_refused",
+    "rl_bucket_allowed",
+    "rl_bucket_refused",
+];
+
 /// The five integers of a limiter's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
